@@ -1,0 +1,135 @@
+// libmoecached_client: use the expert slots of a moecached daemon from any inference engine. Pure C11.
+//
+// What it is: a session with the daemon, models opened in it, and lanes that resolve (layer, expert ids) to
+// slots of a window in shared memory. What it is not: a loader or a kernel library; it never copies weights on a
+// hit and never talks gRPC (control and statistics are in proto/control/v1).
+//
+// A window of a layer is one range of addresses: slots kept by the daemon first, then a few private slots of
+// this process, used only when the daemon cannot serve (gone, I/O error). Slot s of part p lies at
+//   window + s * slot_stride + parts[p].slot_offset        (expert_bytes bytes, read-only)
+//
+// Threads: sessions and models may be used from any thread; a lane by one thread at a time. Memory: what a
+// function returns stays valid until its owner is closed; close lanes before models, models before the session.
+// Errors: functions return a moecached_status; moecached_last_error() gives the sentence for this thread.
+#ifndef MOECACHED_MOECACHED_H_
+#define MOECACHED_MOECACHED_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MOECACHED_API __attribute__((visibility("default")))
+#define MOECACHED_CLIENT_VERSION 1
+
+typedef enum moecached_status {
+  MOECACHED_OK = 0,
+  MOECACHED_E_UNAVAILABLE = 1,    // no daemon at the socket
+  MOECACHED_E_VERSION = 2,        // daemon and client speak different versions
+  MOECACHED_E_ARGUMENT = 3,       // out of range; nothing was changed
+  MOECACHED_E_REFUSED = 4,        // the daemon said no: limits, budget, unusable model
+  MOECACHED_E_IO = 5,             // neither the daemon nor this process could read the weights
+  MOECACHED_E_MODEL_CHANGED = 6,  // the file is not the one that was opened: computing on would be wrong
+  MOECACHED_E_TOO_MANY = 7,       // more distinct experts than the layer has slots: use streaming
+  MOECACHED_E_SYSTEM = 8,
+} moecached_status;
+
+typedef struct moecached_session moecached_session;
+typedef struct moecached_model moecached_model;
+typedef struct moecached_lane moecached_lane;
+
+typedef struct moecached_layer_info {
+  uint32_t block;          // N of the "blk.N." tensor names
+  uint32_t n_experts;
+  uint32_t n_parts;
+  uint32_t n_slots;        // slots kept by the daemon: ids 0..n_slots-1
+  uint32_t n_window_slots; // all slot ids that resolve() may return: 0..n_window_slots-1
+  uint64_t slot_stride;    // bytes
+  const void* window;      // address of slot 0
+} moecached_layer_info;
+
+typedef struct moecached_part_info {
+  const char* name;        // tensor name in the file
+  uint32_t kind;           // moecached_part_kind of proto/shm/layout.h
+  uint32_t ggml_type;
+  uint64_t ne0, ne1;       // elements of a row, rows of one expert
+  uint64_t expert_bytes;
+  uint64_t slot_offset;    // bytes within a record
+  uint32_t file;           // index into the files given to moecached_model_open
+  uint64_t file_offset;    // bytes, of expert 0
+} moecached_part_info;
+
+typedef struct moecached_counters {
+  uint64_t lookups;          // (token, expert) pairs resolved, streamed ones included
+  uint64_t hits;             // resolved without a message
+  uint64_t leases;           // requests that waited for the daemon
+  uint64_t streamed_experts; // parts read into the stream buffer by the daemon
+  uint64_t fallback_reads;   // experts or parts this process read from the file itself
+  uint64_t fallback_bytes;
+  uint64_t dropped_records;  // routing records lost to a full ring (harmless, counted)
+  uint64_t reconnects;
+} moecached_counters;
+
+// -- session
+// socket: path of the daemon's handle socket; NULL: $MOECACHED_SOCKET, else /run/moecached/handle.sock.
+// label: who this is, for `moecachectl sessions`; NULL: the program's name.
+MOECACHED_API moecached_status moecached_session_open(const char* socket, const char* label, moecached_session** out);
+MOECACHED_API void moecached_session_close(moecached_session* session);
+// 1 while the daemon lives, 0 when this process serves itself from the file.
+MOECACHED_API int moecached_session_connected(const moecached_session* session);
+
+// -- model
+// paths: the GGUF file, or all shards of it in order. Opened by this process and passed as descriptors, so the
+// daemon needs no right of its own to the path, nor the same mount namespace.
+MOECACHED_API moecached_status moecached_model_open(moecached_session* session, const char* const* paths, size_t n_paths, moecached_model** out);
+MOECACHED_API void moecached_model_close(moecached_model* model);
+MOECACHED_API uint32_t moecached_model_layers(const moecached_model* model);
+MOECACHED_API moecached_status moecached_model_layer(const moecached_model* model, uint32_t layer, moecached_layer_info* out);
+MOECACHED_API moecached_status moecached_model_part(const moecached_model* model, uint32_t layer, uint32_t part, moecached_part_info* out);
+// Finds a part by its tensor name. MOECACHED_E_ARGUMENT when no expert tensor has it.
+MOECACHED_API moecached_status moecached_model_find(const moecached_model* model, const char* tensor, uint32_t* layer, uint32_t* part);
+MOECACHED_API void moecached_model_counters(const moecached_model* model, moecached_counters* out);
+// After the daemon went away: tries to reach a daemon again and to move the windows to its pool. Call only while no
+// lane of the session is between resolve and end. MOECACHED_OK: connected (layer infos may have changed, read
+// them again when moecached_model_generation() has moved). Cheap when connected or tried within the last 2 s.
+MOECACHED_API moecached_status moecached_session_reconnect(moecached_session* session);
+MOECACHED_API uint64_t moecached_model_generation(const moecached_model* model);
+
+// -- lane
+MOECACHED_API moecached_status moecached_lane_open(moecached_model* model, moecached_lane** out);
+MOECACHED_API void moecached_lane_close(moecached_lane* lane);
+
+// Resolves expert ids of one layer to slots, waiting for those that are not resident. Ends the lane's previous
+// epoch: slots of an earlier resolve may be reused by the daemon from here on.
+// ids: rows x cols int32 in [0, n_experts), row r at (const char*)ids + r * row_stride_bytes; slots_out: rows * cols int32, dense.
+// A hit takes no lock, no system call, no allocation.
+// MOECACHED_E_TOO_MANY: more distinct experts than n_slots; nothing was waited for, use moecached_stream_*.
+MOECACHED_API moecached_status moecached_lane_resolve(moecached_lane* lane, uint32_t layer, const int32_t* ids, size_t rows, size_t cols,
+                                                      size_t row_stride_bytes, int32_t* slots_out);
+// The lane has finished using the slots it resolved last. A quiescent point: call it when the graph is done.
+MOECACHED_API void moecached_lane_end(moecached_lane* lane);
+
+// Resolves what is resident and waits for nothing: slots_out[i] is the slot of experts[i], or -1. The slots stay
+// valid until the lane's next resolve, resolve_resident or end. experts must be distinct.
+MOECACHED_API moecached_status moecached_lane_resolve_resident(moecached_lane* lane, uint32_t layer, const int32_t* experts, size_t n,
+                                                               int32_t* slots_out);
+
+// Streaming: one part of many experts, for batches that need more experts than a layer has slots. The buffer
+// has two halves, so that one is read while the other is used. How many experts of this part fit into a half:
+MOECACHED_API size_t moecached_stream_capacity(const moecached_lane* lane, uint32_t layer, uint32_t part);
+// Starts reading part `part` of experts[0..n) packed into half 0 or 1; n <= capacity. Returns at once.
+MOECACHED_API moecached_status moecached_stream_begin(moecached_lane* lane, uint32_t layer, uint32_t part, const int32_t* experts, size_t n,
+                                                      uint32_t half);
+// Waits for the half; *data_out is the address of the first expert, expert i at + i * expert_bytes. The data stay valid until the
+// next begin on the same half.
+MOECACHED_API moecached_status moecached_stream_wait(moecached_lane* lane, uint32_t half, const void** data_out);
+
+// The reason of the last failure on this thread, one sentence; "" if none.
+MOECACHED_API const char* moecached_last_error(void);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+#endif  // MOECACHED_MOECACHED_H_

@@ -1,0 +1,36 @@
+// Ranks the resident experts of one layer by how cheaply each can be lost. A policy never frees memory, takes
+// leases or starts I/O; residency/ does, and may skip a victim. Thread: core loop. Memory: sized at
+// construction, never grows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "daemon/base/ids.h"
+
+namespace moecached {
+
+// Counts events of one layer: each routed token set is one step. Experts of one step count as simultaneous.
+using Step = std::uint64_t;
+
+class EvictionPolicy {
+ public:
+  virtual ~EvictionPolicy() = default;
+  [[nodiscard]] virtual std::string_view name() const noexcept = 0;
+
+  // `expert` became resident because of step `step`. REQUIRES: it is not resident.
+  virtual void on_insert(ExpertIndex expert, Step step) noexcept = 0;
+  // A resident expert was used. REQUIRES: it is resident. Several calls with one step are one event.
+  virtual void on_access(ExpertIndex expert, Step step) noexcept = 0;
+  // A resident expert was removed, by rank's choice or another reason. REQUIRES: it is resident.
+  virtual void on_remove(ExpertIndex expert) noexcept = 0;
+
+  // Writes victims, best first, and returns how many: min(candidates, victims_out), each at most once.
+  // REQUIRES: every candidate is resident, distinct and unleased.
+  [[nodiscard]] virtual std::size_t rank(std::span<const ExpertIndex> candidates,
+                                         std::span<ExpertIndex> victims_out) noexcept = 0;
+};
+
+}  // namespace moecached

@@ -1,0 +1,51 @@
+#include "daemon/policy/registry.h"
+
+#include <array>
+#include <string>
+
+#include "daemon/policy/lru.h"
+#include "daemon/policy/slru.h"
+
+namespace moecached {
+namespace {
+
+struct Entry {
+  std::string_view name;
+  Result<std::unique_ptr<EvictionPolicy>> (*make)(std::string_view options, PolicyShape shape);
+};
+
+// A new policy joins here, and with it every test that runs over policy_names().
+constexpr auto kPolicies = std::to_array<Entry>({
+    {LruPolicy::kName, &LruPolicy::make},
+    {SlruPolicy::kName, &SlruPolicy::make},
+});
+
+constexpr auto kNames = [] {
+  std::array<std::string_view, kPolicies.size()> names;
+  for (std::size_t i = 0; i < names.size(); ++i) names[i] = kPolicies[i].name;
+  return names;
+}();
+
+}  // namespace
+
+std::span<const std::string_view> policy_names() { return kNames; }
+
+Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view spec, PolicyShape shape) {
+  if (shape.n_slots == 0 || shape.n_slots > shape.n_experts) {
+    return Fault{FaultCode::kInvalid, "policy " + std::string(spec) + ": " + std::to_string(shape.n_slots) +
+                                          " slots for " + std::to_string(shape.n_experts) +
+                                          " experts; a layer needs 1 slot up to one per expert"};
+  }
+  const std::size_t colon = spec.find(':');
+  const std::string_view name = spec.substr(0, colon);
+  const std::string_view options =
+      colon == std::string_view::npos ? std::string_view() : spec.substr(colon + 1);
+  for (const Entry& entry : kPolicies) {
+    if (entry.name == name) return entry.make(options, shape);
+  }
+  std::string known;
+  for (std::string_view each : kNames) known.append(known.empty() ? "" : ", ").append(each);
+  return Fault{FaultCode::kInvalid, "no policy '" + std::string(name) + "'; there are " + known};
+}
+
+}  // namespace moecached

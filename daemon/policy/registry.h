@@ -1,0 +1,23 @@
+// The table of policies: one explicit line each, in registry.cc.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "daemon/base/result.h"
+#include "daemon/policy/eviction_policy.h"
+
+namespace moecached {
+
+struct PolicyShape {
+  std::uint32_t n_experts = 0;  // ids are 0..n_experts-1
+  std::uint32_t n_slots = 0;    // how many can be resident at once
+};
+
+// spec: "lru", "slru", "slru:probation=20,admit=second-miss". Options a policy does not know are an error
+// that lists those it knows; an unknown name lists the names.
+[[nodiscard]] Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view spec, PolicyShape shape);
+[[nodiscard]] std::span<const std::string_view> policy_names();
+
+}  // namespace moecached

@@ -1,0 +1,227 @@
+#include "daemon/residency/brain.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/policy/registry.h"
+#include "daemon/residency/brain_state.h"
+
+namespace moecached {
+namespace {
+
+constexpr std::uint32_t kLanesMax = 1u << 16;  // a lane id beyond it is a bug of the shell: they are dense
+
+// One policy per layer, or the fault of the first that cannot be made.
+Result<std::vector<std::unique_ptr<EvictionPolicy>>> make_policies(const std::string& spec,
+                                                                   std::span<const LayerShape> layers) {
+  std::vector<std::unique_ptr<EvictionPolicy>> policies;
+  policies.reserve(layers.size());
+  for (const LayerShape& layer : layers) {
+    auto policy = make_policy(spec, {.n_experts = layer.n_experts, .n_slots = layer.n_slots});
+    if (!policy) return std::move(policy).error();
+    policies.push_back(std::move(policy).value());
+  }
+  return policies;
+}
+
+Fault invalid(std::string text) { return Fault{FaultCode::kInvalid, std::move(text)}; }
+
+}  // namespace
+
+Brain::Brain() : state_(std::make_unique<State>()) {}
+Brain::~Brain() = default;
+
+ModelState* Brain::State::find_model(ModelId id) const {
+  const auto found = models.find(id);
+  return found == models.end() ? nullptr : found->second.get();
+}
+
+LaneState& Brain::State::open_lane(LaneId lane) {
+  CHECK(lane.value < lanes.size() && lanes[lane.value].is_open);
+  return lanes[lane.value];
+}
+
+LayerState& Brain::State::layer_of(ModelState& model, LayerIndex layer) {
+  CHECK(layer.value < model.layers.size());
+  return model.layers[layer.value];
+}
+
+// -------------------------------------------------------------------------------------------------
+// configuration
+
+Status Brain::add_model(ModelId id, const ModelShape& shape) {
+  const std::string name = "model " + std::to_string(id.value);
+  if (state_->find_model(id) != nullptr) return invalid(name + " is there already");
+  if (shape.layers.empty()) return invalid(name + " has no MoE layer");
+  std::uint32_t n_slots_max = 0, n_experts_max = 0;
+  for (std::size_t i = 0; i < shape.layers.size(); ++i) {
+    const LayerShape& layer = shape.layers[i];
+    if (layer.n_slots == 0 || layer.n_slots > layer.n_experts) {
+      return invalid(name + ", MoE layer " + std::to_string(i) + ": " + std::to_string(layer.n_slots) +
+                     " slots for " + std::to_string(layer.n_experts) +
+                     " experts; it needs 1 up to one per expert");
+    }
+    n_slots_max = std::max(n_slots_max, layer.n_slots);
+    n_experts_max = std::max(n_experts_max, layer.n_experts);
+  }
+  auto policies = make_policies(shape.policy, shape.layers);
+  if (!policies) return std::move(policies).error().with_context(name);
+
+  auto model = std::make_unique<ModelState>();
+  model->policy = shape.policy;
+  model->n_slots_max = n_slots_max;
+  model->marks.resize(n_experts_max);
+  model->counters.resize(shape.layers.size());
+  model->layers.reserve(shape.layers.size());
+  for (std::uint32_t i = 0; i < shape.layers.size(); ++i) {
+    model->layers.push_back({.table = LayerTable({.model = id, .layer = LayerIndex(i)}, shape.layers[i],
+                                                 std::move((*policies)[i]), model->counters[i]),
+                             .queue = {},
+                             .loading = {}});
+  }
+  state_->models.emplace(id, std::move(model));
+  return ok();
+}
+
+void Brain::remove_model(ModelId id) {
+  const ModelState* model = state_->find_model(id);
+  if (model == nullptr) return;
+  CHECK(model->n_open_lanes == 0);
+  state_->models.erase(id);
+  // What the shell has not taken yet would name slots that it is about to free.
+  std::erase_if(state_->commands, [id](const Command& command) { return command.model == id; });
+}
+
+Status Brain::set_policy(ModelId id, const std::string& spec) {
+  ModelState* model = state_->find_model(id);
+  if (model == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id.value)};
+  std::vector<LayerShape> shapes;
+  shapes.reserve(model->layers.size());
+  for (const LayerState& layer : model->layers) {
+    shapes.push_back({.n_experts = layer.table.n_experts(), .n_slots = layer.table.n_slots()});
+  }
+  auto policies = make_policies(spec, shapes);
+  if (!policies) return std::move(policies).error();
+  for (std::size_t i = 0; i < shapes.size(); ++i)
+    model->layers[i].table.replace_policy(std::move((*policies)[i]));
+  model->policy = spec;
+  return ok();
+}
+
+// --------------------------------------------------------------------------------------------------------
+// events
+
+void Brain::lane_opened(LaneId id, ModelId model_id) {
+  CHECK(id.value < kLanesMax);
+  ModelState* model = state_->find_model(model_id);
+  CHECK(model != nullptr);
+  if (id.value >= state_->lanes.size()) {
+    state_->lanes.resize(id.value + 1);
+    state_->links.resize(id.value + 1);
+  }
+  LaneState& lane = state_->lanes[id.value];
+  CHECK(!lane.is_open && lane.lease.state == LeaseState::kNone);
+  lane.is_open = true;
+  lane.model_id = model_id;
+  lane.model = model;
+  lane.completed = 0;
+  lane.lease.experts.reserve(model->n_slots_max);
+  ++model->n_open_lanes;
+}
+
+void Brain::lane_closed(LaneId id) {
+  LaneState& lane = state_->open_lane(id);
+  state_->drop(id);
+  --lane.model->n_open_lanes;
+  lane.is_open = false;
+  lane.model = nullptr;
+  // Ids are used again: an answer that the shell has not taken yet must not reach the next owner of this one.
+  std::erase_if(state_->commands, [id](const Command& command) {
+    return command.kind == CommandKind::kGrant && command.lane == id;
+  });
+}
+
+void Brain::routed(LaneId id, LayerIndex layer, std::span<const ExpertIndex> experts) {
+  (void)State::layer_of(*state_->open_lane(id).model, layer).table.touch(experts);
+}
+
+void Brain::lease(LaneId id, LayerIndex layer_index, std::span<const ExpertIndex> experts, std::uint32_t seq,
+                  std::uint64_t epoch) {
+  LaneState& lane = state_->open_lane(id);
+  ModelState& model = *lane.model;
+  LayerState& layer = State::layer_of(model, layer_index);
+  for (ExpertIndex expert : experts) {
+    CHECK(expert.value < layer.table.n_experts() && model.marks[expert.value] == 0);  // in range and distinct
+    model.marks[expert.value] = 1;
+  }
+  for (ExpertIndex expert : experts) model.marks[expert.value] = 0;
+
+  // Counted before the older lease is dropped: what that sets off is a later event.
+  const Step step = layer.table.touch(experts);
+  ++model.counters[layer_index.value].leases;
+  state_->drop(id);
+  lane.lease.layer = layer_index;
+  lane.lease.seq = seq;
+  lane.lease.epoch = epoch;
+  lane.lease.step = step;
+  state_->ask(id, experts);
+}
+
+void Brain::epoch_completed(LaneId id, std::uint64_t completed) {
+  LaneState& lane = state_->open_lane(id);
+  lane.completed = std::max(lane.completed, completed);
+  // One that is not granted yet stays: its lane waits for the answer.
+  if (lane.lease.state == LeaseState::kGranted && lane.lease.epoch <= lane.completed) state_->drop(id);
+}
+
+void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {
+  ModelState* model = state_->find_model(id);
+  if (model == nullptr) return;
+  State::layer_of(*model, layer).table.grace_done(slot, state_->commands);
+}
+
+void Brain::read_done(ModelId id, LayerIndex layer_index, SlotIndex slot, ReadOutcome outcome) {
+  ModelState* model = state_->find_model(id);
+  if (model == nullptr) return;
+  LayerState& layer = State::layer_of(*model, layer_index);
+  if (const auto expert = layer.table.read_done(slot, outcome, state_->commands)) {
+    state_->load_ended(layer, *expert, outcome);
+  }
+}
+
+std::span<const Command> Brain::take_commands() {
+  state_->taken.clear();
+  std::swap(state_->taken, state_->commands);
+  return state_->taken;
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// views Those of a model that is not there are empty: who asks may have learnt of the model before it was
+// removed.
+
+bool Brain::has_lease_until(LaneId id, std::uint64_t* epoch) const {
+  if (id.value >= state_->lanes.size()) return false;
+  const Lease& lease = state_->lanes[id.value].lease;
+  if (lease.state != LeaseState::kGranted) return false;
+  if (epoch != nullptr) *epoch = lease.epoch;
+  return true;
+}
+
+std::span<const LayerCounters> Brain::counters(ModelId id) const {
+  const ModelState* model = state_->find_model(id);
+  return model == nullptr ? std::span<const LayerCounters>()
+                          : std::span<const LayerCounters>(model->counters);
+}
+
+std::uint32_t Brain::resident(ModelId id, LayerIndex layer) const {
+  ModelState* model = state_->find_model(id);
+  return model == nullptr ? 0 : State::layer_of(*model, layer).table.n_resident();
+}
+
+std::string Brain::policy(ModelId id) const {
+  const ModelState* model = state_->find_model(id);
+  return model == nullptr ? std::string() : model->policy;
+}
+
+}  // namespace moecached

@@ -1,0 +1,115 @@
+// The residency brain: which expert is in which slot of which layer, who leases it, what is read next. Pure:
+// events in, commands out; no clock, no system call, no thread, no fence. The simulator and the daemon run
+// this same code.
+//
+// One slot: free -> loading -> resident -> evicting -> loading ...
+//   kUnpublish  the shell sets the slot table entry to absent, then waits until no lane can still use the
+//   slot
+//               (grace period), then calls grace_done
+//   kRead       the shell reads the expert into the slot, then calls read_done
+//   kPublish    the shell sets the entry to the slot
+//   kGrant      everything a lease asked for is resident and stays so until the lane's epoch is completed
+//
+// No deadlock: a lease is granted whole or holds nothing; each layer serves its queue in order; a lane has at
+// most one lease. Thread: core loop. Memory: sized by add_model and lane_opened.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "daemon/base/ids.h"
+#include "daemon/base/result.h"
+
+namespace moecached {
+
+struct LayerShape {
+  std::uint32_t n_experts = 0;
+  std::uint32_t n_slots = 0;  // 1..n_experts
+};
+
+struct ModelShape {
+  std::vector<LayerShape> layers;
+  std::string policy = "slru";
+};
+
+enum class ReadOutcome : std::uint8_t { kOk, kIoError, kModelChanged };
+enum class GrantStatus : std::uint8_t {
+  kOk = 0,
+  kIoError = 1,
+  kModelChanged = 2,
+  kRefused = 3
+};  // = moecached_grant_status
+
+enum class CommandKind : std::uint8_t { kUnpublish, kRead, kPublish, kGrant };
+
+struct Command {
+  CommandKind kind = CommandKind::kRead;
+  GrantStatus status = GrantStatus::kOk;  // kGrant
+  ModelId model;
+  LayerIndex layer;       // all but kGrant
+  ExpertIndex expert;     // all but kGrant
+  SlotIndex slot;         // all but kGrant
+  LaneId lane;            // kGrant
+  std::uint32_t seq = 0;  // kGrant
+};
+
+struct LayerCounters {
+  std::uint64_t lookups = 0;     // expert ids of routed and lease events
+  std::uint64_t hits = 0;        // of those, resident when the event was handled
+  std::uint64_t misses = 0;      // lookups - hits
+  std::uint64_t insertions = 0;  // reads that became resident
+  std::uint64_t evictions = 0;
+  std::uint64_t read_failures = 0;
+  std::uint64_t leases = 0;
+  std::uint64_t leases_queued = 0;  // of those, could not start at once
+};
+
+class Brain {
+ public:
+  Brain();
+  ~Brain();
+  Brain(const Brain&) = delete;
+  Brain& operator=(const Brain&) = delete;
+
+  // -- configuration. kInvalid: bad shape or policy; nothing was changed.
+  Status add_model(ModelId model, const ModelShape& shape);
+  // REQUIRES: no lane of the model is open. Reads in flight are still reported with read_done and ignored
+  // then.
+  void remove_model(ModelId model);
+  // What is resident stays; the new policy starts from the access history. kInvalid: the old one stays.
+  Status set_policy(ModelId model, const std::string& spec);
+
+  // -- events
+  void lane_opened(LaneId lane, ModelId model);
+  void lane_closed(LaneId lane);  // drops its lease and its place in the queue
+  // The lane used these experts, all resident as it saw the table. Ids are distinct within one call and in
+  // range.
+  void routed(LaneId lane, LayerIndex layer, std::span<const ExpertIndex> experts);
+  // The lane needs these distinct experts and will use them in `epoch`. Replaces an older lease of the lane.
+  void lease(LaneId lane, LayerIndex layer, std::span<const ExpertIndex> experts, std::uint32_t seq,
+             std::uint64_t epoch);
+  void epoch_completed(LaneId lane, std::uint64_t completed);  // releases a lease with epoch <= completed
+  void grace_done(ModelId model, LayerIndex layer, SlotIndex slot);
+  void read_done(ModelId model, LayerIndex layer, SlotIndex slot, ReadOutcome outcome);
+
+  // -- commands of the events so far, oldest first; the span is valid until the next event. Clears them.
+  [[nodiscard]] std::span<const Command> take_commands();
+
+  // -- views
+  [[nodiscard]] bool has_lease_until(LaneId lane,
+                                     std::uint64_t* epoch) const;              // granted and not yet released
+  [[nodiscard]] std::span<const LayerCounters> counters(ModelId model) const;  // one per layer
+  [[nodiscard]] std::uint32_t resident(ModelId model, LayerIndex layer) const;  // slots
+  [[nodiscard]] std::string policy(ModelId model) const;
+  // Aborts (CHECK) when the books do not agree: used by tests and the simulator after every event.
+  void check_invariants() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace moecached

@@ -1,0 +1,86 @@
+// The books as a whole, for tests and the simulator. Thread: core loop. Memory: allocates; never called by
+// the daemon's event path.
+#include <algorithm>
+
+#include "daemon/base/check.h"
+#include "daemon/residency/brain_state.h"
+
+namespace moecached {
+namespace {
+
+// Counts the lanes of a list and checks that each is in it by its own account; a cycle ends in a failed
+// CHECK.
+struct ListCheck {
+  const std::vector<LaneState>& lanes;
+  const std::vector<LaneLink>& links;
+
+  [[nodiscard]] std::size_t walk(const LaneList& list, const ModelState* model, LayerIndex layer,
+                                 LeaseState state) const {
+    std::size_t n = 0;
+    std::uint32_t before = LaneList::kNone;
+    for (std::uint32_t at = list.first(); at != LaneList::kNone; at = LaneList::next(links, at)) {
+      CHECK(at < lanes.size() && ++n <= lanes.size());
+      const LaneState& lane = lanes[at];
+      CHECK(lane.is_open && lane.model == model);
+      CHECK(lane.lease.state == state && lane.lease.layer == layer);
+      CHECK(links[at].prev == before);
+      before = at;
+    }
+    return n;
+  }
+};
+
+}  // namespace
+
+void Brain::check_invariants() const {
+  const State& state = *state_;
+  CHECK(state.lanes.size() == state.links.size());
+  std::size_t n_listed = 0;
+  std::size_t n_open_lanes = 0;
+  for (const auto& [id, model] : state.models) {
+    CHECK(model->layers.size() == model->counters.size());
+    CHECK(std::count(model->marks.begin(), model->marks.end(), 0) == static_cast<long>(model->marks.size()));
+    const auto n_open = std::count_if(state.lanes.begin(), state.lanes.end(),
+                                      [&](const LaneState& lane) { return lane.model == model.get(); });
+    CHECK(static_cast<std::uint32_t>(n_open) == model->n_open_lanes);
+    n_open_lanes += model->n_open_lanes;
+
+    for (std::uint32_t i = 0; i < model->layers.size(); ++i) {
+      const LayerState& layer = model->layers[i];
+      std::vector<std::uint32_t> pins(layer.table.n_experts());
+      for (const LaneState& lane : state.lanes) {
+        const Lease& lease = lane.lease;
+        if (lane.model != model.get() || lease.layer != LayerIndex(i)) continue;
+        if (lease.state != LeaseState::kLoading && lease.state != LeaseState::kGranted) continue;
+        for (ExpertIndex expert : lease.experts) ++pins[expert.value];
+        const std::uint32_t n_absent = layer.table.count_absent(lease.experts);
+        if (lease.state == LeaseState::kGranted) {
+          CHECK(n_absent == 0);
+          CHECK(lease.epoch > lane.completed);
+        } else {
+          CHECK(n_absent == lease.n_absent && n_absent > 0);
+        }
+      }
+      layer.table.check(pins);
+
+      const ListCheck lists{state.lanes, state.links};
+      n_listed += lists.walk(layer.queue, model.get(), LayerIndex(i), LeaseState::kQueued);
+      n_listed += lists.walk(layer.loading, model.get(), LayerIndex(i), LeaseState::kLoading);
+      // No lost wake-up: whoever heads the queue really has to wait.
+      if (!layer.queue.empty()) {
+        CHECK(!layer.table.can_admit(state.lanes[layer.queue.front().value].lease.experts));
+      }
+    }
+  }
+  std::size_t n_waiting = 0, n_open_flags = 0;
+  for (const LaneState& lane : state.lanes) {
+    if (lane.is_open) ++n_open_flags;
+    CHECK(lane.is_open == (lane.model != nullptr));
+    CHECK(lane.is_open || lane.lease.state == LeaseState::kNone);
+    if (lane.lease.state == LeaseState::kQueued || lane.lease.state == LeaseState::kLoading) ++n_waiting;
+  }
+  CHECK(n_waiting == n_listed);
+  CHECK(n_open_flags == n_open_lanes);
+}
+
+}  // namespace moecached

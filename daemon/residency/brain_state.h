@@ -1,0 +1,82 @@
+// What the brain remembers, shared by brain.cc (events), leases.cc (who waits for what) and brain_check.cc.
+// Private to this folder. Thread: core loop. Memory: owned by Brain.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "daemon/residency/brain.h"
+#include "daemon/residency/lane_list.h"
+#include "daemon/residency/layer_table.h"
+
+namespace moecached {
+
+// A lease in the life of its lane:  none -> queued -> loading -> granted -> none  (any state -> none:
+// dropped). Only loading and granted leases pin experts: a queued one holds nothing, which is why no cycle of
+// waits can form.
+enum class LeaseState : std::uint8_t { kNone, kQueued, kLoading, kGranted };
+
+struct Lease {
+  LeaseState state = LeaseState::kNone;
+  LayerIndex layer;
+  std::uint32_t seq = 0;
+  std::uint32_t n_absent = 0;  // kLoading: of its experts, not resident yet
+  std::uint64_t epoch = 0;
+  Step step = 0;                     // of the lease event
+  std::vector<ExpertIndex> experts;  // capacity: the largest n_slots of the model
+};
+
+struct LayerState {
+  LayerTable table;
+  LaneList queue;    // lanes whose lease is kQueued, served in this order
+  LaneList loading;  // lanes whose lease is kLoading
+};
+
+struct ModelState {
+  std::string policy;
+  std::uint32_t n_open_lanes = 0;
+  std::uint32_t n_slots_max = 0;
+  std::vector<LayerCounters> counters;
+  std::vector<LayerState> layers;
+  std::vector<std::uint8_t> marks;  // scratch, one per expert of the widest layer
+};
+
+struct LaneState {
+  bool is_open = false;
+  ModelId model_id;
+  ModelState* model = nullptr;
+  std::uint64_t completed = 0;  // newest epoch reported
+  Lease lease;
+};
+
+struct Brain::State {
+  std::map<ModelId, std::unique_ptr<ModelState>> models;
+  std::vector<LaneState> lanes;
+  std::vector<LaneLink> links;  // one per lane, for the lists of the layers
+  std::vector<Command> commands;
+  std::vector<Command> taken;
+
+  // brain.cc
+  [[nodiscard]] ModelState* find_model(ModelId id) const;
+  [[nodiscard]] LaneState& open_lane(LaneId lane);
+  [[nodiscard]] static LayerState& layer_of(ModelState& model, LayerIndex layer);
+
+  // leases.cc
+  void ask(LaneId id,
+           std::span<const ExpertIndex> experts);  // the lane's lease, filled in but for its experts
+  void drop(LaneId id);                            // whatever state the lease is in; serves who waited
+  void serve_queue(LayerState& layer);
+  void load_ended(LayerState& layer, ExpertIndex expert, ReadOutcome outcome);
+
+ private:
+  void start(LaneId id, LayerState& layer);
+  void grant(LaneId id);
+  void fail(LaneId id, LayerState& layer, GrantStatus status);
+  void send_grant(LaneId id, GrantStatus status);
+};
+
+}  // namespace moecached

@@ -1,0 +1,217 @@
+#include "daemon/residency/layer_table.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "daemon/base/check.h"
+
+namespace moecached {
+
+LayerTable::LayerTable(Place place, LayerShape shape, std::unique_ptr<EvictionPolicy> policy,
+                       LayerCounters& counters)
+    : place_(place),
+      policy_(std::move(policy)),
+      counters_(counters),
+      slots_(shape.n_slots),
+      experts_(shape.n_experts) {
+  CHECK(shape.n_slots >= 1 && shape.n_slots <= shape.n_experts);
+  free_.reserve(shape.n_slots);
+  for (std::uint32_t slot = shape.n_slots; slot > 0; --slot) free_.push_back(SlotIndex(slot - 1));
+  candidates_.reserve(shape.n_slots);
+  victims_.reserve(shape.n_slots);
+}
+
+std::uint32_t LayerTable::count_absent(std::span<const ExpertIndex> experts) const {
+  return static_cast<std::uint32_t>(
+      std::count_if(experts.begin(), experts.end(), [this](ExpertIndex e) { return !is_resident(e); }));
+}
+
+Step LayerTable::touch(std::span<const ExpertIndex> experts) {
+  const Step step = ++step_;
+  std::uint64_t hits = 0;
+  for (ExpertIndex index : experts) {
+    Expert& expert = at(index);
+    if (expert.state != ExpertState::kResident) continue;
+    ++hits;
+    expert.last_step = step;
+    policy_->on_access(index, step);
+  }
+  counters_.lookups += experts.size();
+  counters_.hits += hits;
+  counters_.misses += experts.size() - hits;
+  return step;
+}
+
+bool LayerTable::can_admit(std::span<const ExpertIndex> experts) const {
+  std::size_t n_wanted_slots = 0;
+  std::size_t n_kept = 0;  // evictable, but part of the set itself
+  for (ExpertIndex index : experts) {
+    const Expert& expert = at(index);
+    if (expert.state == ExpertState::kAbsent) ++n_wanted_slots;
+    if (expert.state == ExpertState::kResident && expert.pins == 0) ++n_kept;
+  }
+  return n_wanted_slots <= free_.size() + n_evictable_ - n_kept;
+}
+
+void LayerTable::choose_victims(std::size_t n) {
+  candidates_.clear();
+  for (const Slot& slot : slots_) {
+    if (slot.state == SlotState::kResident && at(slot.expert).pins == 0) candidates_.push_back(slot.expert);
+  }
+  victims_.resize(n);
+  CHECK(policy_->rank(candidates_, victims_) == n);
+}
+
+void LayerTable::admit(std::span<const ExpertIndex> experts, Step step, std::vector<Command>& commands) {
+  std::size_t n_wanted_slots = 0;
+  for (ExpertIndex index : experts) {
+    Expert& expert = at(index);
+    if (expert.state == ExpertState::kResident && expert.pins == 0) --n_evictable_;
+    if (expert.state == ExpertState::kAbsent) {
+      CHECK(expert.pins == 0);  // else the set names it twice
+      ++n_wanted_slots;
+    }
+    ++expert.pins;
+  }
+  // Ranked once for the whole set: its experts count as simultaneous, so no victim may depend on another's
+  // insertion.
+  victims_.clear();
+  if (n_wanted_slots > free_.size()) choose_victims(n_wanted_slots - free_.size());
+
+  std::size_t next_victim = 0;
+  for (ExpertIndex index : experts) {
+    Expert& expert = at(index);
+    if (expert.state != ExpertState::kAbsent) continue;
+    if (!free_.empty()) {
+      expert.slot = free_.back();
+      free_.pop_back();
+      at(expert.slot).state = SlotState::kLoading;
+      commands.push_back(make_command(CommandKind::kRead, index, expert.slot));
+    } else {
+      const ExpertIndex victim_index = victims_[next_victim++];
+      Expert& victim = at(victim_index);
+      CHECK(victim.state == ExpertState::kResident && victim.pins == 0);
+      policy_->on_remove(victim_index);
+      victim.state = ExpertState::kAbsent;
+      --n_resident_;
+      --n_evictable_;
+      ++counters_.evictions;
+      expert.slot = victim.slot;
+      at(expert.slot).state = SlotState::kEvicting;
+      commands.push_back(make_command(CommandKind::kUnpublish, victim_index, expert.slot));
+    }
+    expert.state = ExpertState::kComing;
+    at(expert.slot).expert = index;
+    at(expert.slot).step = step;
+  }
+}
+
+void LayerTable::unpin(std::span<const ExpertIndex> experts) {
+  for (ExpertIndex index : experts) {
+    Expert& expert = at(index);
+    CHECK(expert.pins > 0);
+    --expert.pins;
+    if (expert.state == ExpertState::kResident && expert.pins == 0) ++n_evictable_;
+  }
+}
+
+void LayerTable::grace_done(SlotIndex index, std::vector<Command>& commands) {
+  Slot& slot = at(index);
+  if (slot.state != SlotState::kEvicting) return;
+  // Read even when no lease waits for the expert any more: the victim is gone already, and it was asked for.
+  slot.state = SlotState::kLoading;
+  commands.push_back(make_command(CommandKind::kRead, slot.expert, index));
+}
+
+std::optional<ExpertIndex> LayerTable::read_done(SlotIndex index, ReadOutcome outcome,
+                                                 std::vector<Command>& commands) {
+  Slot& slot = at(index);
+  if (slot.state != SlotState::kLoading) return std::nullopt;
+  Expert& expert = at(slot.expert);
+  if (outcome != ReadOutcome::kOk) {
+    ++counters_.read_failures;
+    slot.state = SlotState::kFree;
+    expert.state = ExpertState::kAbsent;
+    free_.push_back(index);
+    return slot.expert;
+  }
+  slot.state = SlotState::kResident;
+  expert.state = ExpertState::kResident;
+  expert.inserted_step = slot.step;
+  expert.last_step = slot.step;
+  ++n_resident_;
+  if (expert.pins == 0) ++n_evictable_;
+  ++counters_.insertions;
+  policy_->on_insert(slot.expert, slot.step);
+  commands.push_back(make_command(CommandKind::kPublish, slot.expert, index));
+  return slot.expert;
+}
+
+void LayerTable::replace_policy(std::unique_ptr<EvictionPolicy> policy) {
+  struct Event {
+    Step step;
+    bool is_access;
+    ExpertIndex expert;
+  };
+  std::vector<Event> history;
+  history.reserve(std::size_t{n_resident_} * 2);
+  for (const Slot& slot : slots_) {
+    if (slot.state != SlotState::kResident) continue;
+    const Expert& expert = at(slot.expert);
+    history.push_back({.step = expert.inserted_step, .is_access = false, .expert = slot.expert});
+    if (expert.last_step > expert.inserted_step) {
+      history.push_back({.step = expert.last_step, .is_access = true, .expert = slot.expert});
+    }
+  }
+  std::sort(history.begin(), history.end(), [](const Event& a, const Event& b) {
+    return std::tie(a.step, a.is_access, a.expert) < std::tie(b.step, b.is_access, b.expert);
+  });
+  for (const Event& event : history) {
+    if (event.is_access) {
+      policy->on_access(event.expert, event.step);
+    } else {
+      policy->on_insert(event.expert, event.step);
+    }
+  }
+  policy_ = std::move(policy);
+}
+
+void LayerTable::check(std::span<const std::uint32_t> expected_pins) const {
+  CHECK(expected_pins.size() == experts_.size());
+  std::vector<std::uint32_t> names_of_slot(slots_.size());
+  std::uint32_t n_resident = 0, n_evictable = 0, n_coming = 0;
+  for (std::uint32_t i = 0; i < experts_.size(); ++i) {
+    const Expert& expert = experts_[i];
+    CHECK(expert.pins == expected_pins[i]);
+    if (expert.state == ExpertState::kAbsent) {
+      CHECK(expert.pins == 0);
+      continue;
+    }
+    CHECK(expert.slot.value < slots_.size());
+    const Slot& slot = slots_[expert.slot.value];
+    ++names_of_slot[expert.slot.value];
+    CHECK(slot.expert == ExpertIndex(i));
+    if (expert.state == ExpertState::kResident) {
+      CHECK(slot.state == SlotState::kResident);
+      CHECK(expert.inserted_step <= expert.last_step && expert.last_step <= step_);
+      ++n_resident;
+      if (expert.pins == 0) ++n_evictable;
+    } else {
+      CHECK(slot.state == SlotState::kLoading || slot.state == SlotState::kEvicting);
+      ++n_coming;
+    }
+  }
+  for (SlotIndex slot : free_) {
+    CHECK(slot.value < slots_.size() && slots_[slot.value].state == SlotState::kFree);
+    ++names_of_slot[slot.value];
+  }
+  for (std::uint32_t names : names_of_slot) CHECK(names == 1);  // one owner: an expert or the free list
+  CHECK(n_resident == n_resident_ && n_evictable == n_evictable_);
+  CHECK(free_.size() + n_resident + n_coming == slots_.size());
+  CHECK(counters_.hits + counters_.misses == counters_.lookups);
+  CHECK(counters_.insertions - counters_.evictions == n_resident_);
+  CHECK(counters_.leases_queued <= counters_.leases);
+}
+
+}  // namespace moecached

@@ -1,0 +1,116 @@
+// The books of one layer: which slot holds which expert, what is on its way, and how many leases pin each
+// expert. It knows no lanes and no queues (brain.cc does) and does nothing itself: what the shell has to do
+// is appended to the command list. Thread: core loop. Memory: sized at construction; only admit and the
+// completions append commands.
+//
+//          admit                     read_done kOk
+//   free ------------> loading ----------------------> resident
+//    ^                  |  ^                              |
+//    +------------------+  |  grace_done                  |  admit, chosen by the policy
+//       read failed        +------------- evicting <------+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "daemon/base/check.h"
+#include "daemon/policy/eviction_policy.h"
+#include "daemon/residency/brain.h"
+
+namespace moecached {
+
+class LayerTable {
+ public:
+  struct Place {
+    ModelId model;
+    LayerIndex layer;
+  };
+
+  // `counters` must outlive the table. REQUIRES: 1 <= n_slots <= n_experts.
+  LayerTable(Place place, LayerShape shape, std::unique_ptr<EvictionPolicy> policy, LayerCounters& counters);
+
+  [[nodiscard]] std::uint32_t n_slots() const { return static_cast<std::uint32_t>(slots_.size()); }
+  [[nodiscard]] std::uint32_t n_experts() const { return static_cast<std::uint32_t>(experts_.size()); }
+  [[nodiscard]] std::uint32_t n_resident() const { return n_resident_; }
+  [[nodiscard]] bool is_resident(ExpertIndex expert) const {
+    return at(expert).state == ExpertState::kResident;
+  }
+  [[nodiscard]] std::uint32_t count_absent(std::span<const ExpertIndex> experts) const;  // not resident yet
+
+  // One event: counts lookups, hits and misses, tells the policy about the hits, returns the step of the
+  // event.
+  Step touch(std::span<const ExpertIndex> experts);
+
+  // Whether every expert of the set has a slot or can be given one now, without taking a pinned one.
+  [[nodiscard]] bool can_admit(std::span<const ExpertIndex> experts) const;
+  // Pins the set and starts what has to be loaded for it. REQUIRES: can_admit, distinct experts.
+  void admit(std::span<const ExpertIndex> experts, Step step, std::vector<Command>& commands);
+  // REQUIRES: each was pinned by an admit and not yet unpinned for it.
+  void unpin(std::span<const ExpertIndex> experts);
+
+  // Ignored when the slot does not wait for it: a late or doubled event.
+  void grace_done(SlotIndex slot, std::vector<Command>& commands);
+  // The expert whose read ended; nothing when the slot was not loading.
+  std::optional<ExpertIndex> read_done(SlotIndex slot, ReadOutcome outcome, std::vector<Command>& commands);
+
+  // The new policy is told of every resident expert's insertion and last use, oldest first.
+  void replace_policy(std::unique_ptr<EvictionPolicy> policy);
+
+  // expected_pins: one count per expert, from the leases. Aborts when the books do not agree.
+  void check(std::span<const std::uint32_t> expected_pins) const;
+
+ private:
+  enum class SlotState : std::uint8_t { kFree, kLoading, kResident, kEvicting };
+  enum class ExpertState : std::uint8_t { kAbsent, kComing, kResident };
+  struct Slot {
+    SlotState state = SlotState::kFree;
+    ExpertIndex expert;  // resident, or the one that is going to be
+    Step step = 0;       // of the lease that made it load
+  };
+  struct Expert {
+    ExpertState state = ExpertState::kAbsent;
+    SlotIndex slot;  // valid unless kAbsent
+    std::uint32_t pins = 0;
+    Step inserted_step = 0, last_step = 0;
+  };
+
+  [[nodiscard]] Expert& at(ExpertIndex expert) {
+    CHECK(expert.value < experts_.size());
+    return experts_[expert.value];
+  }
+  [[nodiscard]] const Expert& at(ExpertIndex expert) const {
+    CHECK(expert.value < experts_.size());
+    return experts_[expert.value];
+  }
+  [[nodiscard]] Slot& at(SlotIndex slot) {
+    CHECK(slot.value < slots_.size());
+    return slots_[slot.value];
+  }
+  [[nodiscard]] Command make_command(CommandKind kind, ExpertIndex expert, SlotIndex slot) const {
+    Command command;
+    command.kind = kind;
+    command.model = place_.model;
+    command.layer = place_.layer;
+    command.expert = expert;
+    command.slot = slot;
+    return command;
+  }
+  void choose_victims(std::size_t n);  // into victims_
+
+  Place place_;
+  std::unique_ptr<EvictionPolicy> policy_;
+  LayerCounters& counters_;
+  std::vector<Slot> slots_;
+  std::vector<Expert> experts_;
+  std::vector<SlotIndex> free_;          // used from the back
+  std::vector<ExpertIndex> candidates_;  // scratch
+  std::vector<ExpertIndex> victims_;     // scratch
+  std::uint32_t n_resident_ = 0;
+  std::uint32_t n_evictable_ = 0;  // resident and not pinned
+  Step step_ = 0;
+};
+
+}  // namespace moecached

@@ -1,0 +1,99 @@
+#include "daemon/platform/memfd.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <limits>
+#include <string>
+
+#include "daemon/platform/memory_info.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U  // Linux 6.3; a kernel that knows it logs a warning about callers that do not
+#endif
+
+namespace moecached {
+namespace {
+
+std::string what_was_asked(std::string_view label, std::uint64_t bytes) {
+  return "shared memory \"" + std::string(label) + "\" of " + bytes_for_people(bytes);
+}
+
+// Says what usually refuses, because "Cannot allocate memory" alone leaves people looking at free memory.
+Fault refused(std::string_view call, std::uint64_t bytes, int error_number) {
+  Fault fault = system_fault(std::string(call) + " of " + bytes_for_people(bytes), error_number);
+  if (error_number == ENOMEM || error_number == ENOSPC || error_number == EFBIG) {
+    fault.code = FaultCode::kLimit;
+    fault.text += "; ask for less, or raise what limits it: the memory cgroup, vm.overcommit_memory, "
+                  "or this process' RLIMIT_AS and RLIMIT_FSIZE";
+  }
+  return fault;
+}
+
+Result<UniqueFd> make_memfd(const std::string& name) {
+  UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL));
+  if (!fd && errno == EINVAL) fd = UniqueFd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) return system_fault("memfd_create", errno);
+  return fd;
+}
+
+}  // namespace
+
+Result<Mapping> Mapping::map(int fd, std::uint64_t bytes, ClientAccess access) {
+  const int protection = access == ClientAccess::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* const address = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  if (address == MAP_FAILED) return refused("mmap", bytes, errno);
+  return Mapping(std::span<std::byte>(static_cast<std::byte*>(address), bytes));
+}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  if (this != &other) {
+    reset();
+    bytes_ = std::exchange(other.bytes_, {});
+  }
+  return *this;
+}
+
+void Mapping::reset() noexcept {
+  if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+  bytes_ = {};
+}
+
+Result<Memfd> Memfd::create(std::string_view label, std::uint64_t bytes, ClientAccess access) {
+  if (bytes == 0) return Fault{FaultCode::kInvalid, "shared memory \"" + std::string(label) + "\" of 0 bytes"};
+  if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
+    return Fault{FaultCode::kLimit, what_was_asked(label, bytes) + " is more than a file can have"};
+  }
+  constexpr std::size_t kNameMax = 200;  // the kernel's limit is 249 with its own prefix
+  Result<UniqueFd> made = make_memfd("moecached-" + std::string(label.substr(0, kNameMax)));
+  if (!made) return std::move(made).error().with_context(what_was_asked(label, bytes));
+  UniqueFd fd = std::move(made).value();
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return refused("ftruncate", bytes, errno).with_context(what_was_asked(label, bytes));
+  }
+  Result<Mapping> mapping = Mapping::map(fd.get(), bytes, ClientAccess::kReadWrite);
+  if (!mapping) return std::move(mapping).error().with_context(what_was_asked(label, bytes));
+  Memfd memory(std::move(fd), std::move(mapping).value());
+
+  // One call: F_SEAL_SEAL closes the set. FUTURE_WRITE leaves the mapping made above alone (Linux 5.1).
+  int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  if (access == ClientAccess::kReadOnly) seals |= F_SEAL_FUTURE_WRITE;
+  if (::fcntl(memory.fd(), F_ADD_SEALS, seals) != 0) {
+    return system_fault("sealing " + what_was_asked(label, bytes) + " (needs Linux 5.1)", errno);
+  }
+  if (access == ClientAccess::kReadOnly && Mapping::map(memory.fd(), bytes, ClientAccess::kReadWrite)) {
+    return Fault{FaultCode::kUnsupported, what_was_asked(label, bytes) + " can still be mapped writable after sealing: "
+                                              "this kernel does not honour F_SEAL_FUTURE_WRITE"};
+  }
+  return memory;
+}
+
+std::uint64_t Memfd::bytes_backed() const noexcept {
+  struct stat status {};
+  if (::fstat(fd_.get(), &status) != 0) return 0;
+  return static_cast<std::uint64_t>(status.st_blocks) * 512;
+}
+
+}  // namespace moecached

@@ -1,0 +1,50 @@
+// Memory that the daemon shares: a sealed memfd, which nobody can shrink under us (that would be SIGBUS) or grow, and for
+// ClientAccess::kReadOnly a receiver can neither map writable nor write nor punch holes. The daemon's own writable mapping
+// is made before that seal and stays. Thread: any. Memory: populated by the kernel page by page, as it is touched.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "daemon/base/result.h"
+#include "daemon/platform/fd.h"
+
+namespace moecached {
+
+enum class ClientAccess : std::uint8_t { kReadOnly, kReadWrite };
+
+// A shared mapping of a descriptor, unmapped by the destructor.
+class Mapping {
+ public:
+  Mapping() = default;
+  [[nodiscard]] static Result<Mapping> map(int fd, std::uint64_t bytes, ClientAccess access);
+  Mapping(Mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping() { reset(); }
+  [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
+  void reset() noexcept;
+
+ private:
+  explicit Mapping(std::span<std::byte> bytes) : bytes_(bytes) {}
+  std::span<std::byte> bytes_;
+};
+
+class Memfd {
+ public:
+  Memfd() = default;
+  // label: for people, seen in /proc/PID/maps. kInvalid: 0 bytes; kLimit, kSystem: the text says how much was asked for.
+  [[nodiscard]] static Result<Memfd> create(std::string_view label, std::uint64_t bytes, ClientAccess access);
+  [[nodiscard]] int fd() const { return fd_.get(); }
+  [[nodiscard]] std::span<std::byte> bytes() const { return mapping_.bytes(); }  // writable
+  [[nodiscard]] std::uint64_t bytes_backed() const noexcept;
+
+ private:
+  Memfd(UniqueFd fd, Mapping mapping) : fd_(std::move(fd)), mapping_(std::move(mapping)) {}
+  UniqueFd fd_;
+  Mapping mapping_;
+};
+
+}  // namespace moecached

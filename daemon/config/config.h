@@ -1,0 +1,59 @@
+// Everything the daemon can be told, parsed and checked before anything starts; frozen afterwards. Sources:
+// built-in defaults < TOML file < command line. Sizes accept "4GiB", "512MiB", plain bytes or "25%" (of the
+// machine's or cgroup's memory).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "daemon/base/result.h"
+#include "daemon/tier/ssd_tier.h"
+
+namespace moecached {
+
+// How many slots a layer gets: absolute, a share of its experts, or as many as the budget allows.
+struct SlotsSpec {
+  enum class Kind : std::uint8_t { kAuto, kCount, kPercent } kind = Kind::kAuto;
+  double value = 0;
+};
+
+struct Config {
+  std::string runtime_directory = "/run/moecached";
+  std::string control_socket;  // default runtime_directory/control.sock
+  std::string handle_socket;   // default runtime_directory/handle.sock
+  std::uint32_t socket_mode = 0660;
+  std::string socket_group;  // empty: unchanged
+
+  std::uint64_t pool_bytes = 0;  // all slots of all models; derived from "50%" by default
+  SlotsSpec slots;               // per layer
+  std::string policy = "slru";
+  std::uint64_t stream_bytes =
+      32u << 20;  // upper bound of one lane's stream buffer, raised to twice the largest part
+
+  SsdOptions ssd;
+
+  std::uint32_t max_sessions = 64;
+  std::uint32_t max_models = 16;
+  bool reflection = false;  // gRPC server reflection
+
+  std::string log_level = "info";
+  std::string log_format = "auto";  // auto | text | json | journald
+};
+
+struct ConfigRequest {
+  enum class Action : std::uint8_t { kRun, kCheck, kPrint, kVersion, kHelp } action = Action::kRun;
+  std::string config_file;  // the one that was read, absolute; empty: none (/etc/moecached/moecached.toml if
+                            // it exists)
+  std::string help;         // kHelp: the text
+  std::vector<std::string> flag_keys;  // settings that a flag gave: "pool.bytes". A reload leaves them alone
+};
+
+// kInvalid: the text names file and line or flag, the value, what is allowed. argv as given to main.
+[[nodiscard]] Result<Config> load_config(int argc, const char* const* argv, ConfigRequest* request);
+// The file alone, for a reload; only log level and policy may change while running, `refused` names the rest.
+[[nodiscard]] Result<Config> reload_config(const Config& running, const ConfigRequest& request,
+                                           std::vector<std::string>* refused);
+[[nodiscard]] std::string print_config(const Config& config);  // as TOML, every value
+
+}  // namespace moecached

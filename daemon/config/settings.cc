@@ -1,0 +1,320 @@
+#include "daemon/config/settings.h"
+
+#include <grp.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <initializer_list>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "daemon/config/size.h"
+#include "daemon/platform/memory_info.h"
+#include "daemon/policy/registry.h"
+
+namespace moecached {
+namespace {
+
+constexpr std::size_t kSocketPathBytesMax = 107;  // sun_path is 108 with its NUL
+constexpr std::uint64_t kMib = 1u << 20;
+
+Fault invalid(std::string text) { return {FaultCode::kInvalid, std::move(text)}; }
+
+struct Bounds {
+  std::uint64_t min, max;
+};
+
+Result<std::uint64_t> parse_number(std::string_view text, Bounds bounds) {
+  std::uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool whole = end == text.data() + text.size() && !text.empty();
+  if (error != std::errc() || !whole || number < bounds.min || number > bounds.max) {
+    return invalid("must be a whole number between " + std::to_string(bounds.min) + " and " +
+                   std::to_string(bounds.max));
+  }
+  return number;
+}
+
+Result<std::uint64_t> parse_bounded_size(std::string_view text, Bounds bounds) {
+  const std::uint64_t memory = machine_memory_bytes();
+  if (memory == 0 && text.ends_with('%')) {
+    return invalid("is a share of memory, and /proc does not say how much there is: give bytes");
+  }
+  const Result<std::uint64_t> bytes = parse_size(text, memory);
+  if (!bytes) return bytes;
+  if (*bytes < bounds.min || *bytes > bounds.max) {
+    return invalid("is " + format_size(*bytes) + ": it must be between " + format_size(bounds.min) + " and " +
+                   format_size(bounds.max));
+  }
+  return bytes;
+}
+
+// A pool larger than memory would be swapped out or kill somebody.
+std::uint64_t pool_bytes_max() {
+  const std::uint64_t memory = machine_memory_bytes();
+  return memory == 0 ? std::numeric_limits<std::int64_t>::max() : memory;
+}
+
+Result<bool> parse_bool(std::string_view text) {
+  if (text == "true") return true;
+  if (text == "false") return false;
+  return invalid("must be true or false");
+}
+
+Status parse_choice(std::string_view text, std::initializer_list<std::string_view> choices,
+                    std::string* out) {
+  if (std::ranges::find(choices, text) == choices.end()) {
+    std::string list;
+    for (const std::string_view choice : choices) list.append(list.empty() ? "" : ", ").append(choice);
+    return invalid("must be one of " + list);
+  }
+  *out = text;
+  return ok();
+}
+
+Status parse_path(std::string_view text, std::string* out) {
+  if (text.empty() || text[0] != '/') return invalid("must be an absolute path");
+  if (text.find('\0') != std::string_view::npos) return invalid("must not contain a NUL byte");
+  if (text.size() > kSocketPathBytesMax) {
+    return invalid("has " + std::to_string(text.size()) + " bytes: a socket path has at most " +
+                   std::to_string(kSocketPathBytesMax));
+  }
+  *out = text;
+  while (out->size() > 1 && out->back() == '/') out->pop_back();
+  return ok();
+}
+
+Status parse_group(std::string_view text, std::string* out) {
+  const std::string name(text);
+  const bool number = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
+  if (!name.empty() && !number && ::getgrnam(name.c_str()) == nullptr)
+    return invalid("is not a group of this machine");
+  *out = name;
+  return ok();
+}
+
+Status parse_mode(std::string_view text, std::uint32_t* out) {
+  std::uint32_t mode = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), mode, 8);
+  if (error != std::errc() || end != text.data() + text.size() || mode > 0777 || (mode & 0600) != 0600) {
+    return invalid("must be an octal mode between \"0600\" and \"0777\" that lets the owner read and write");
+  }
+  *out = mode;
+  return ok();
+}
+
+constexpr std::uint64_t kSlotsMax = 65536;
+
+Status parse_slots(std::string_view text, SlotsSpec* out) {
+  const Fault fault = invalid("must be auto, a number of slots between 1 and " + std::to_string(kSlotsMax) +
+                              ", or a share of the experts (25%)");
+  if (text == "auto") {
+    *out = {};
+    return ok();
+  }
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [after, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
+  if (error != std::errc()) return fault;
+  if (after != end && *after == '%' && after + 1 == end) {
+    if (!(value > 0 && value <= 100)) return invalid("must be a share of more than 0% and at most 100%");
+    *out = {SlotsSpec::Kind::kPercent, value};
+    return ok();
+  }
+  const Result<std::uint64_t> count = parse_number(text, {1, kSlotsMax});
+  if (!count) return fault;
+  *out = {SlotsSpec::Kind::kCount, static_cast<double>(*count)};
+  return ok();
+}
+
+std::string print_slots(const SlotsSpec& slots) {
+  if (slots.kind == SlotsSpec::Kind::kAuto) return "auto";
+  char text[64];
+  const auto [end, error] = std::to_chars(text, text + sizeof text, slots.value, std::chars_format::fixed);
+  return std::string(text, error == std::errc() ? end : text) +
+         (slots.kind == SlotsSpec::Kind::kPercent ? "%" : "");
+}
+
+Status parse_policy(std::string_view text, std::string* out) {
+  // Any shape will do: whether a spec is well-formed does not depend on it.
+  const Result<std::unique_ptr<EvictionPolicy>> policy = make_policy(text, {.n_experts = 128, .n_slots = 64});
+  if (!policy) return Fault(policy.error());
+  *out = text;
+  return ok();
+}
+
+Status parse_engine(std::string_view text, SsdEngine* out) {
+  std::string name;
+  Status known = parse_choice(text, {"auto", "io_uring", "pread"}, &name);
+  if (!known) return known;
+  *out = name == "auto" ? SsdEngine::kAuto : name == "io_uring" ? SsdEngine::kIoUring : SsdEngine::kPread;
+  return ok();
+}
+
+std::string print_engine(SsdEngine engine) {
+  return engine == SsdEngine::kAuto ? "auto" : engine == SsdEngine::kIoUring ? "io_uring" : "pread";
+}
+
+template <typename T, typename U>
+Status store(const Result<T>& value, U* out) {
+  if (!value) return Fault(value.error());
+  *out = static_cast<U>(*value);
+  return ok();
+}
+
+std::string print_bool(bool value) { return value ? "true" : "false"; }
+
+using C = Config;
+using T = std::string_view;
+using enum SettingKind;
+
+constexpr std::array kSettings = {
+    Setting{"sockets.directory", "directory", kText, "PATH",
+            "directory of both sockets (created if its parent exists)",
+            [](C& c, T t) { return parse_path(t, &c.runtime_directory); },
+            [](const C& c) { return c.runtime_directory; }},
+    Setting{"sockets.control", "", kText, "PATH", "gRPC control socket (DIRECTORY/control.sock)",
+            [](C& c, T t) { return parse_path(t, &c.control_socket); },
+            [](const C& c) { return c.control_socket; }},
+    Setting{"sockets.handle", "", kText, "PATH",
+            "socket that hands out file descriptors (DIRECTORY/handle.sock)",
+            [](C& c, T t) { return parse_path(t, &c.handle_socket); },
+            [](const C& c) { return c.handle_socket; }},
+    Setting{"sockets.mode", "", kText, "OCTAL", "file mode of both sockets: who may connect (0660)",
+            [](C& c, T t) { return parse_mode(t, &c.socket_mode); },
+            [](const C& c) {
+              char text[16];
+              std::snprintf(text, sizeof text, "%04o", c.socket_mode);
+              return std::string(text);
+            }},
+    Setting{"sockets.group", "", kText, "NAME", "group of both sockets (the daemon's own)",
+            [](C& c, T t) { return parse_group(t, &c.socket_group); },
+            [](const C& c) { return c.socket_group; }},
+    Setting{"pool.bytes", "", kSize, "SIZE", "memory for the slots of all models (50%)",
+            [](C& c, T t) {
+              return store(parse_bounded_size(t, {64 * 1024, pool_bytes_max()}), &c.pool_bytes);
+            },
+            [](const C& c) { return std::to_string(c.pool_bytes); }},
+    Setting{"pool.slots", "slots", kSize, "N|P%|auto",
+            "slots of each layer: a number, a share of its experts, or what the pool allows (auto)",
+            [](C& c, T t) { return parse_slots(t, &c.slots); },
+            [](const C& c) { return print_slots(c.slots); }},
+    Setting{"policy.default", "policy", kText, "SPEC", "eviction policy of models to come (slru)",
+            [](C& c, T t) { return parse_policy(t, &c.policy); }, [](const C& c) { return c.policy; }},
+    Setting{"stream.bytes", "", kSize, "SIZE",
+            "largest stream buffer of one lane, raised to twice the largest part of a model (32MiB)",
+            [](C& c, T t) {
+              return store(parse_bounded_size(t, {64 * 1024, 16384 * kMib}), &c.stream_bytes);
+            },
+            [](const C& c) { return std::to_string(c.stream_bytes); }},
+    Setting{"ssd.engine", "", kText, "NAME", "auto, io_uring or pread (auto)",
+            [](C& c, T t) { return parse_engine(t, &c.ssd.engine); },
+            [](const C& c) { return print_engine(c.ssd.engine); }},
+    Setting{"ssd.direct", "", kBool, "BOOL",
+            "try O_DIRECT, so that the page cache does not hold a second copy (true)",
+            [](C& c, T t) { return store(parse_bool(t), &c.ssd.direct); },
+            [](const C& c) { return print_bool(c.ssd.direct); }},
+    Setting{"ssd.queue_depth", "", kInteger, "N", "reads in flight (32)",
+            [](C& c, T t) {
+              return store(parse_number(t, {1, 1024}), &c.ssd.queue_depth);
+            },
+            [](const C& c) { return std::to_string(c.ssd.queue_depth); }},
+    Setting{"ssd.max_read", "", kSize, "SIZE", "largest single read; larger ranges are split (1MiB)",
+            [](C& c, T t) {
+              return store(parse_bounded_size(t, {4096, 1024 * kMib}), &c.ssd.max_read_bytes);
+            },
+            [](const C& c) { return std::to_string(c.ssd.max_read_bytes); }},
+    Setting{"limits.sessions", "", kInteger, "N", "client sessions at once (64)",
+            [](C& c, T t) {
+              return store(parse_number(t, {1, 4096}), &c.max_sessions);
+            },
+            [](const C& c) { return std::to_string(c.max_sessions); }},
+    Setting{"limits.models", "", kInteger, "N", "models at once (16)",
+            [](C& c, T t) {
+              return store(parse_number(t, {1, 256}), &c.max_models);
+            },
+            [](const C& c) { return std::to_string(c.max_models); }},
+    Setting{
+        "log.level", "", kText, "LEVEL", "trace, debug, info, warning, error or critical (info)",
+        [](C& c, T t) {
+          return parse_choice(t, {"trace", "debug", "info", "warning", "error", "critical"}, &c.log_level);
+        },
+        [](const C& c) { return c.log_level; }},
+    Setting{"log.format", "", kText, "FORMAT",
+            "text, json, journald, or auto: journald under systemd, else text (auto)",
+            [](C& c, T t) {
+              return parse_choice(t, {"auto", "text", "json", "journald"}, &c.log_format);
+            },
+            [](const C& c) { return c.log_format; }},
+    Setting{"control.reflection", "", kBool, "BOOL", "gRPC server reflection on the control socket (false)",
+            [](C& c, T t) { return store(parse_bool(t), &c.reflection); },
+            [](const C& c) { return print_bool(c.reflection); }},
+};
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0u);
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, replaced});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::span<const Setting> settings() { return kSettings; }
+
+const Setting* find_setting(std::string_view key) {
+  const auto found = std::ranges::find(kSettings, key, &Setting::key);
+  return found == kSettings.end() ? nullptr : &*found;
+}
+
+bool is_section(std::string_view name) {
+  return std::ranges::any_of(kSettings,
+                             [name](const Setting& s) { return s.key.substr(0, s.key.find('.')) == name; });
+}
+
+std::string flag_of(const Setting& setting) {
+  std::string flag = "--" + std::string(setting.key);
+  std::ranges::replace_if(
+      flag, [](char c) { return c == '.' || c == '_'; }, '-');
+  return flag;
+}
+
+std::string_view nearest_key(std::string_view key) {
+  // A setting in the wrong section, or in none, is nearer than one whose letters happen to match.
+  const std::string_view leaf = key.substr(key.rfind('.') == std::string_view::npos ? 0 : key.rfind('.') + 1);
+  for (const Setting& setting : kSettings) {
+    if (setting.key.substr(setting.key.find('.') + 1) == leaf || setting.alias == leaf) return setting.key;
+  }
+  return std::ranges::min_element(kSettings, {},
+                                  [key](const Setting& s) { return edit_distance(key, s.key); })
+      ->key;
+}
+
+Status check_kind(const Setting& setting, TomlKind kind) {
+  switch (setting.kind) {
+    case kText:
+      return kind == TomlKind::kText ? ok() : Status(invalid("must be a string in quotes"));
+    case kInteger:
+      return kind == TomlKind::kInteger ? ok() : Status(invalid("must be a whole number without quotes"));
+    case kSize:
+      return kind == TomlKind::kText || kind == TomlKind::kInteger
+                 ? ok()
+                 : Status(invalid("must be a string in quotes or a whole number"));
+    case kBool:
+      return kind == TomlKind::kBool ? ok() : Status(invalid("must be true or false without quotes"));
+  }
+  return ok();
+}
+
+}  // namespace moecached

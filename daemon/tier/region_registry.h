@@ -1,0 +1,42 @@
+// Which parts of the regions that reads go to are registered with the engine. Registering pins memory and so populates it,
+// and a pool should cost no more than what has been read into it: a region is cut into chunks, and a chunk is registered
+// once as many bytes as it has were read into it, when (nearly) all of it is there anyway. Until then reads go there
+// unregistered. Thread: the io thread. Memory: grows with add, not with reads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "daemon/tier/read_engine.h"
+
+namespace moecached {
+
+class RegionRegistry {
+ public:
+  explicit RegionRegistry(ReadEngine& engine) : engine_(engine) {}
+
+  void add(std::span<std::byte> region);
+  void remove(std::span<std::byte> region);
+  // Says that a read filled these bytes; returns why registering failed when it just did. After a failure no more is
+  // tried until something is removed: the limit is the process', not the chunk's.
+  [[nodiscard]] std::string note_read(const std::byte* memory, std::uint64_t n_bytes);
+  [[nodiscard]] bool refused() const { return refused_; }
+
+ private:
+  struct Region {
+    std::span<std::byte> memory;
+    std::uint64_t chunk_bytes = 0;
+    std::vector<std::uint64_t> bytes_read;  // by chunk; kRegistered once registered
+  };
+  static constexpr std::uint64_t kRegistered = ~std::uint64_t{0};
+  static std::span<std::byte> chunk_of(const Region& region, std::size_t chunk);
+
+  ReadEngine& engine_;
+  std::vector<Region> regions_;
+  bool refused_ = false;
+};
+
+}  // namespace moecached

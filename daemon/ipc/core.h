@@ -1,0 +1,162 @@
+// The core loop: the one thread that owns the expert tables, leases and policies. Each turn it takes finished
+// reads, the lanes' records, and what other threads posted; feeds the brain; carries out the brain's
+// commands; waits. The waiting ends by a doorbell of a client, a finished read, a posted call, or a tick.
+// Thread: start, stop and call() from any thread but its own; everything else runs on the loop.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon/base/ids.h"
+#include "daemon/base/result.h"
+#include "daemon/config/config.h"
+#include "daemon/ipc/daemon_control.h"
+#include "daemon/ipc/grace.h"
+#include "daemon/ipc/reads.h"
+#include "daemon/ipc/ring_reader.h"
+#include "daemon/ipc/session.h"
+#include "daemon/ipc/shared_model.h"
+#include "daemon/platform/device.h"
+#include "daemon/platform/epoll.h"
+#include "daemon/platform/eventfd.h"
+#include "daemon/residency/brain.h"
+#include "daemon/tier/ssd_tier.h"
+
+namespace moecached {
+
+class Core {
+ public:
+  static Result<std::unique_ptr<Core>> create(const Config& config, std::uint64_t boot_epoch);
+  ~Core();
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  void start();
+  void stop();  // joins; sessions are dropped, clients go on with what is resident
+
+  // Runs fn on the loop and returns its result.
+  template <typename F>
+  auto call(F fn) -> decltype(fn(*this)) {
+    std::promise<decltype(fn(*this))> promise;
+    auto future = promise.get_future();
+    post([&] { promise.set_value(fn(*this)); });
+    return future.get();
+  }
+
+  // -- on the loop only, through call()
+  // Shards of a model as descriptors: finds a registered model with the same files, or adds the files. The
+  // caller then reads the layout (slow, off the loop) and calls finish_model.
+  struct ModelFiles {
+    std::shared_ptr<SharedModel> existing;
+    std::vector<FileIdentity> identity;
+    std::vector<FileId> files;
+    std::uint32_t direct_alignment = 0;
+  };
+  Result<ModelFiles> begin_model(std::vector<UniqueFd> shards);
+  Result<std::shared_ptr<SharedModel>> finish_model(ModelFiles files, Result<ModelLayout> layout,
+                                                    std::string name);
+  // Returns the stream segment of this model in this session: `stream`, or the one of an earlier open.
+  Result<std::shared_ptr<Memfd>> open_in_session(SessionId session, const std::shared_ptr<SharedModel>& model,
+                                                 std::shared_ptr<Memfd> stream);
+  Status add_session(const std::shared_ptr<Session>& session);
+  void session_hung_up(SessionId session);
+
+  [[nodiscard]] std::vector<ModelReport> model_reports() const;
+  [[nodiscard]] std::vector<SessionReport> session_reports() const;
+  [[nodiscard]] StatusReport status_report() const;
+  [[nodiscard]] std::vector<Finding> findings() const;
+  Result<std::string> set_policy(std::uint32_t model, const std::string& spec);
+  [[nodiscard]] std::string default_policy() const { return config_.policy; }
+  Status drop_model(std::uint32_t model);
+
+ private:
+  struct Lane {
+    std::uint64_t key = 0;  // session id * lanes + index
+    LaneId id;
+    std::shared_ptr<SharedModel> model;
+    moecached_shm_lane* words = nullptr;
+    std::unique_ptr<RingReader> ring;
+    bool lease_pending = false;
+    bool stalled = false;
+    std::uint64_t stalled_since_ns = 0;
+    std::uint64_t stalled_begun = 0;
+    // What the lane said it uses in its latest epoch.
+    std::uint64_t use_epoch = 0;
+    LayerIndex use_layer;
+    std::vector<ExpertIndex> use_ids;
+  };
+  struct SessionState {
+    std::shared_ptr<Session> session;
+    std::array<std::unique_ptr<Lane>, MOECACHED_MAX_LANES> lanes;
+    std::uint64_t records_closed = 0;  // of lanes that are closed
+  };
+
+  Core(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<SsdTier> ssd,
+       std::unique_ptr<Device> device, EventFd wake, Epoll epoll);
+  void post(std::function<void()> fn);
+  void run();
+  void wait();
+  void run_posts();
+  void drain_reads();
+  void drain_session(SessionState& state);
+  bool sync_lane(SessionState& state, std::uint32_t index);
+  void close_lane(SessionState& state, std::uint32_t index);
+  void drain_lane(SessionState& state, Lane& lane);
+  void handle_message(SessionState& state, Lane& lane, const LaneMessage& message);
+  void handle_stream(SessionState& state, Lane& lane, const LaneMessage& message);
+  void advance_epochs();
+  void watch_stalls();
+  void carry_out_commands();
+  void finish_stream(const ReadTable::StreamDone& done);
+  void grant(Lane& lane, std::uint32_t seq, GrantStatus status);
+  void reap_sessions();
+  void release_session(SessionState& state);
+  [[nodiscard]] Lane* find_lane(std::uint64_t key);
+  [[nodiscard]] std::shared_ptr<SharedModel> find_model(ModelId id) const;
+  [[nodiscard]] std::uint64_t reserved_bytes() const;
+  bool drop_idle_model(std::uint64_t* freed);
+  void erase_model(std::uint32_t id);
+  [[nodiscard]] bool waiting_on_lanes() const;
+
+  Config config_;
+  const std::uint64_t boot_epoch_;
+  std::unique_ptr<SsdTier> ssd_;
+  std::unique_ptr<Device> device_;
+  EventFd wake_;
+  Epoll epoll_;
+  std::thread thread_;
+  std::mutex posts_mutex_;
+  std::vector<std::function<void()>> posts_;
+  std::atomic<bool> stopping_{false};
+
+  Brain brain_;
+  ReadTable reads_;
+  GraceTracker grace_;
+  std::map<std::uint64_t, SessionState> sessions_;
+  std::map<std::uint32_t, std::shared_ptr<SharedModel>> models_;
+  std::map<std::uint32_t, std::pair<std::uint64_t, std::uint32_t>> lane_places_;  // LaneId -> session, index
+  std::vector<std::uint32_t> free_lane_ids_;
+  std::uint32_t next_lane_id_ = 0;
+  std::uint32_t next_model_id_ = 1;
+  std::uint64_t turn_ = 0;
+  std::uint64_t last_record_ns_ = 0;
+  std::uint64_t last_sweep_ns_ = 0;
+  std::vector<std::uint64_t> rung_;  // sessions whose doorbell rang this turn
+  // Scratch, reused.
+  std::vector<ReadTable::SlotDone> slot_done_;
+  std::vector<ReadTable::StreamDone> stream_done_;
+  std::vector<GraceTicket> tickets_, grace_done_;
+  std::vector<GraceLane> grace_lanes_;
+};
+
+}  // namespace moecached

@@ -1,0 +1,162 @@
+// What the core loop tells the control plane.
+#include <unistd.h>
+
+#include <atomic>
+
+#include "daemon/ipc/core.h"
+
+namespace moecached {
+
+namespace {
+std::uint64_t load(std::uint64_t& word) { return std::atomic_ref(word).load(std::memory_order_relaxed); }
+}  // namespace
+
+std::vector<ModelReport> Core::model_reports() const {
+  std::vector<ModelReport> out;
+  for (const auto& [id, model] : models_) {
+    const ModelLayout& layout = model->layout();
+    ModelReport& report = out.emplace_back();
+    report.id = id;
+    report.name = model->name();
+    report.architecture = layout.architecture;
+    report.policy = brain_.policy(model->id());
+    report.sessions = model->sessions;
+    report.n_expert_used = layout.n_expert_used;
+    report.expert_bytes_total = layout.expert_bytes_total;
+    report.pool_bytes = model->pool().bytes();
+    report.pool_bytes_backed = model->pool().bytes_backed();
+    report.changed_on_disk = model->changed_on_disk;
+    report.bytes_read = model->bytes_read;
+    report.streamed_parts = model->streamed_parts;
+    report.streamed_bytes = model->streamed_bytes;
+    const std::span<const LayerCounters> counters = brain_.counters(model->id());
+    for (std::size_t l = 0; l < layout.layers.size(); ++l) {
+      const LayerCounters& c = counters[l];
+      report.layers.push_back(
+          {.block = layout.layers[l].block,
+           .n_experts = layout.layers[l].n_experts,
+           .n_slots = model->n_slots()[l],
+           .resident = brain_.resident(model->id(), LayerIndex(static_cast<std::uint32_t>(l))),
+           .slot_class = layout.layers[l].slot_class,
+           .slot_bytes = layout.layers[l].slot_stride,
+           .lookups = c.lookups,
+           .hits = c.hits,
+           .misses = c.misses,
+           .insertions = c.insertions,
+           .evictions = c.evictions,
+           .read_failures = c.read_failures,
+           .leases = c.leases,
+           .leases_queued = c.leases_queued});
+    }
+    for (const LeftOut& left_out : layout.left_out)
+      report.left_out.push_back({left_out.tensor, left_out.reason});
+  }
+  return out;
+}
+
+std::vector<SessionReport> Core::session_reports() const {
+  std::vector<SessionReport> out;
+  for (const auto& [id, state] : sessions_) {
+    Session& session = *state.session;
+    SessionReport& report = out.emplace_back();
+    report.id = id;
+    report.pid = session.peer().pid;
+    report.uid = session.peer().uid;
+    report.label = session.label();
+    report.records = state.records_closed;
+    report.records_refused = session.records_refused;
+    for (const auto& [model_id, opened] : session.models) report.models.push_back(model_id);
+    for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i) {
+      moecached_shm_lane& words = session.lane(i);
+      report.lookups += load(words.lookups);
+      report.records_dropped += load(words.dropped);
+      report.fallback_reads += load(words.fallback_reads);
+      report.fallback_bytes += load(words.fallback_bytes);
+      const Lane* lane = state.lanes[i].get();
+      if (lane == nullptr) continue;
+      ++report.lanes;
+      report.records += lane->ring->records();
+      report.leases_pending += lane->lease_pending ? 1 : 0;
+      report.stalled = report.stalled || lane->stalled;
+    }
+    report.connected_seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - session.connected_at).count();
+  }
+  return out;
+}
+
+StatusReport Core::status_report() const {
+  StatusReport report;
+  report.boot_epoch = boot_epoch_;
+  report.pool_bytes_limit = config_.pool_bytes;
+  report.pool_bytes_reserved = reserved_bytes();
+  for (const auto& [id, model] : models_) report.pool_bytes_backed += model->pool().bytes_backed();
+  report.sessions = static_cast<std::uint32_t>(sessions_.size());
+  report.models = static_cast<std::uint32_t>(models_.size());
+  report.devices.emplace_back(device_->name());
+  report.ssd = ssd_->stats();
+  return report;
+}
+
+std::vector<Finding> Core::findings() const {
+  std::vector<Finding> out;
+  const SsdStats ssd = ssd_->stats();
+  if (!ssd.fallback_reason.empty()) {
+    out.push_back({"warning", "ssd", "reads with " + ssd.engine + ": " + ssd.fallback_reason});
+  } else {
+    out.push_back({"ok", "ssd", "reads with " + ssd.engine + (ssd.direct ? " and O_DIRECT" : "")});
+  }
+  if (ssd.errors > 0) out.push_back({"error", "ssd", std::to_string(ssd.errors) + " reads failed"});
+  for (const ModelReport& model : model_reports()) {
+    const std::string subject = "model " + std::to_string(model.id) + " (" + model.name + ")";
+    if (model.changed_on_disk) {
+      out.push_back({"error", subject,
+                     "the file was changed while in use; nothing more is read from it. Restart its clients "
+                     "to use the new file"});
+    }
+    for (const LeftOutReport& left_out : model.left_out) {
+      out.push_back({"note", subject, "left out: " + left_out.tensor + ": " + left_out.reason});
+    }
+    std::uint64_t lookups = 0, hits = 0;
+    for (const LayerReport& layer : model.layers) {
+      lookups += layer.lookups;
+      hits += layer.hits;
+      if (layer.n_slots < layer.n_experts && layer.n_slots < 2 * model.n_expert_used) {
+        out.push_back({"warning", subject,
+                       "layer " + std::to_string(layer.block) + " has " + std::to_string(layer.n_slots) +
+                           " slots, fewer than twice the " + std::to_string(model.n_expert_used) +
+                           " experts of a token: most lookups will miss; raise pool.bytes"});
+        break;  // one sentence for all layers
+      }
+    }
+    if (lookups > 10'000 && hits * 2 < lookups) {
+      out.push_back({"warning", subject,
+                     "only " + std::to_string(hits * 100 / lookups) +
+                         " % of the lookups hit: a larger pool.bytes would help"});
+    }
+  }
+  for (const SessionReport& session : session_reports()) {
+    const std::string subject = "session " + std::to_string(session.id) + " (" + session.label + ")";
+    if (session.stalled) {
+      out.push_back({"warning", subject,
+                     "holds an epoch and does not move (stopped?); the slots it uses are kept for it"});
+    }
+    if (session.records_refused > 0) {
+      out.push_back(
+          {"error", subject, std::to_string(session.records_refused) + " records were refused as invalid"});
+    }
+    if (session.fallback_reads > 0) {
+      out.push_back(
+          {"warning", subject,
+           std::to_string(session.fallback_reads) + " fallback reads: it read the model file itself"});
+    }
+    if (session.records_dropped > 0) {
+      out.push_back(
+          {"note", subject,
+           std::to_string(session.records_dropped) + " routing records were dropped, its ring was full"});
+    }
+  }
+  return out;
+}
+
+}  // namespace moecached

@@ -1,0 +1,274 @@
+// The core loop's bookkeeping of sessions, lanes and models: who is connected, what is registered, what may
+// be dropped.
+#include <algorithm>
+
+#include "daemon/base/check.h"
+#include "daemon/ipc/core.h"
+#include "daemon/platform/pidfd.h"
+#include "daemon/policy/registry.h"
+
+namespace moecached {
+
+namespace {
+enum : std::uint64_t { kWakeDoorbell = 2, kWakePidfd = 3 };
+}
+
+Status Core::add_session(const std::shared_ptr<Session>& session) {
+  if (sessions_.size() >= config_.max_sessions) {
+    return Fault{FaultCode::kLimit,
+                 "the daemon serves " + std::to_string(sessions_.size()) +
+                     " sessions already, limits.sessions = " + std::to_string(config_.max_sessions)};
+  }
+  if (auto added = epoll_.add(session->doorbell().fd(), EPOLLIN, session->id().value << 2 | kWakeDoorbell);
+      !added)
+    return added;
+  if (session->pidfd() >= 0) {
+    if (auto added = epoll_.add(session->pidfd(), EPOLLIN, session->id().value << 2 | kWakePidfd); !added)
+      return added;
+  }
+  sessions_[session->id().value].session = session;
+  return ok();
+}
+
+void Core::session_hung_up(SessionId id) {
+  const auto it = sessions_.find(id.value);
+  if (it != sessions_.end()) it->second.session->hung_up = true;
+}
+
+// A closed socket alone does not end a session: the process may still be reading slots. It ends when the
+// process is gone, or when it has closed every lane itself.
+void Core::reap_sessions() {
+  std::vector<std::uint64_t> gone;
+  for (auto& [id, state] : sessions_) {
+    if (!state.session->hung_up) continue;
+    bool open = false;
+    if (state.session->pidfd() >= 0 && !process_exited(state.session->pidfd())) {
+      for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i) {
+        open = open || std::atomic_ref(state.session->lane(i).state).load(std::memory_order_acquire) != 0;
+      }
+    }
+    if (!open) gone.push_back(id);
+  }
+  for (const std::uint64_t id : gone) {
+    SessionState& state = sessions_.at(id);
+    release_session(state);
+    epoll_.remove(state.session->doorbell().fd());
+    if (state.session->pidfd() >= 0) epoll_.remove(state.session->pidfd());
+    sessions_.erase(id);
+  }
+}
+
+// The lanes and models of a session whose process is gone or done.
+void Core::release_session(SessionState& state) {
+  for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i) close_lane(state, i);
+  for (auto& [id, opened] : state.session->models) --opened.model->sessions;
+  state.session->models.clear();
+}
+
+// Brings the loop's view of a lane in line with the client's word. Returns whether the lane is open.
+bool Core::sync_lane(SessionState& state, std::uint32_t index) {
+  moecached_shm_lane& words = state.session->lane(index);
+  const bool open = std::atomic_ref(words.state).load(std::memory_order_acquire) == 1;
+  std::unique_ptr<Lane>& lane = state.lanes[index];
+  const std::uint32_t model_id = std::atomic_ref(words.model_id).load(std::memory_order_relaxed);
+  if (lane && (!open || lane->model->id().value != model_id)) {
+    drain_lane(state, *lane);
+    close_lane(state, index);
+  }
+  if (!open) return false;
+  if (lane) return true;
+  const auto opened = state.session->models.find(model_id);
+  if (opened == state.session->models.end())
+    return false;  // not a model of this session: the lane is not served
+  lane = std::make_unique<Lane>();
+  lane->key = state.session->id().value * MOECACHED_MAX_LANES + index;
+  if (free_lane_ids_.empty()) {
+    lane->id = LaneId(next_lane_id_++);
+  } else {
+    lane->id = LaneId(free_lane_ids_.back());
+    free_lane_ids_.pop_back();
+  }
+  lane->model = opened->second.model;
+  lane->words = &words;
+  lane->ring = std::make_unique<RingReader>(words, lane->model->limits());
+  lane_places_[lane->id.value] = {state.session->id().value, index};
+  brain_.lane_opened(lane->id, lane->model->id());
+  return true;
+}
+
+void Core::close_lane(SessionState& state, std::uint32_t index) {
+  std::unique_ptr<Lane>& lane = state.lanes[index];
+  if (!lane) return;
+  brain_.lane_closed(lane->id);
+  grace_.lane_gone(lane->key);
+  state.records_closed += lane->ring->records();
+  lane_places_.erase(lane->id.value);
+  free_lane_ids_.push_back(lane->id.value);
+  lane.reset();
+  carry_out_commands();
+}
+
+std::uint64_t Core::reserved_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [id, model] : models_) bytes += model->pool().bytes();
+  return bytes;
+}
+
+Result<Core::ModelFiles> Core::begin_model(std::vector<UniqueFd> shards) {
+  ModelFiles out;
+  for (const UniqueFd& shard : shards) {
+    auto identity = file_identity(shard.get());
+    if (!identity) return std::move(identity).error();
+    out.identity.push_back(*identity);
+  }
+  for (const auto& [id, model] : models_) {
+    if (!model->changed_on_disk && std::ranges::equal(model->identity(), out.identity)) {
+      out.existing = model;
+      return out;
+    }
+  }
+  if (models_.size() >= config_.max_models) {
+    std::uint64_t freed = 0;
+    if (!drop_idle_model(&freed)) {
+      return Fault{FaultCode::kLimit,
+                   std::to_string(models_.size()) +
+                       " models are in use, limits.models = " + std::to_string(config_.max_models)};
+    }
+  }
+  out.direct_alignment = 0;
+  for (UniqueFd& shard : shards) {
+    auto file = ssd_->add_file(std::move(shard));
+    if (!file) {
+      for (const FileId id : out.files) ssd_->remove_file(id);
+      return std::move(file).error();
+    }
+    out.files.push_back(*file);
+    out.direct_alignment = std::max(out.direct_alignment, ssd_->direct_alignment(*file));
+  }
+  return out;
+}
+
+Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result<ModelLayout> layout,
+                                                        std::string name) {
+  auto fail = [&](Fault fault) {
+    for (const FileId id : files.files) ssd_->remove_file(id);
+    return fault;
+  };
+  if (!layout) return fail(std::move(layout).error());
+  // Another client may have brought the same model while the layout was read.
+  for (const auto& [id, model] : models_) {
+    if (!model->changed_on_disk && std::ranges::equal(model->identity(), files.identity)) {
+      for (const FileId file : files.files) ssd_->remove_file(file);
+      return model;
+    }
+  }
+  // A model nobody uses makes room for one that somebody wants; the one idle for longest goes first.
+  Result<std::vector<std::uint32_t>> slots = Fault{};
+  for (;;) {
+    const std::uint64_t reserved = reserved_bytes();
+    const std::uint64_t budget = config_.pool_bytes > reserved ? config_.pool_bytes - reserved : 0;
+    slots = plan_slots(*layout, config_.slots, budget);
+    const bool whole = slots && std::ranges::equal(*slots, layout->layers, {}, {}, &LayerLayout::n_experts);
+    if (slots && (whole || config_.slots.kind != SlotsSpec::Kind::kAuto)) break;
+    std::uint64_t freed = 0;
+    if (!drop_idle_model(&freed)) break;
+  }
+  if (!slots) return fail(std::move(slots).error());
+  const std::uint64_t half = plan_stream_half(*layout, config_.stream_bytes);
+  if (name.empty()) name = layout->name;
+  SharedModel::Parameters parameters{.id = ModelId(next_model_id_),
+                                     .name = std::move(name),
+                                     .identity = files.identity,
+                                     .files = files.files,
+                                     .layout = *std::move(layout),
+                                     .n_slots = *std::move(slots),
+                                     .stream_half = half,
+                                     .boot_epoch = boot_epoch_};
+  auto model = SharedModel::create(std::move(parameters), *device_);
+  if (!model) return fail(std::move(model).error());
+  ModelShape shape{.layers = {}, .policy = config_.policy};
+  for (std::size_t l = 0; l < (*model)->n_slots().size(); ++l) {
+    shape.layers.push_back({(*model)->layout().layers[l].n_experts, (*model)->n_slots()[l]});
+  }
+  if (auto added = brain_.add_model((*model)->id(), shape); !added) return fail(std::move(added).error());
+  ++next_model_id_;
+  (*model)->last_used = turn_;
+  ssd_->register_region((*model)->pool().host_view());
+  models_[(*model)->id().value] = *model;
+  return *std::move(model);
+}
+
+Result<std::shared_ptr<Memfd>> Core::open_in_session(SessionId session,
+                                                     const std::shared_ptr<SharedModel>& model,
+                                                     std::shared_ptr<Memfd> stream) {
+  const auto it = sessions_.find(session.value);
+  if (it == sessions_.end()) return Fault{FaultCode::kNotFound, "the session is gone"};
+  if (!models_.contains(model->id().value))
+    return Fault{FaultCode::kNotFound, "the model was dropped meanwhile: open it again"};
+  auto [place, is_new] =
+      it->second.session->models.try_emplace(model->id().value, Session::Opened{model, std::move(stream)});
+  if (is_new) ++model->sessions;
+  return place->second.stream;
+}
+
+bool Core::drop_idle_model(std::uint64_t* freed) {
+  std::shared_ptr<SharedModel> oldest;
+  for (const auto& [id, model] : models_) {
+    if (model->sessions == 0 && (!oldest || model->last_used < oldest->last_used)) oldest = model;
+  }
+  if (!oldest) return false;
+  *freed = oldest->pool().bytes();
+  erase_model(oldest->id().value);
+  return true;
+}
+
+void Core::erase_model(std::uint32_t id) {
+  const std::shared_ptr<SharedModel> model = models_.at(id);
+  CHECK(model->sessions == 0);
+  brain_.remove_model(model->id());
+  grace_.model_gone(model->id());
+  models_.erase(id);
+  // Its files are closed when the last read from them is done.
+  while (model->reads_in_flight > 0) {
+    reads_.flush();
+    drain_reads();
+    std::this_thread::yield();
+  }
+  ssd_->unregister_region(model->pool().host_view());
+  for (const FileId file : model->files()) ssd_->remove_file(file);
+}
+
+Status Core::drop_model(std::uint32_t id) {
+  const auto it = models_.find(id);
+  if (it == models_.end()) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id)};
+  if (it->second->sessions > 0) {
+    return Fault{FaultCode::kInvalid, "model " + std::to_string(id) + " is used by " +
+                                          std::to_string(it->second->sessions) +
+                                          " session(s); stop them first"};
+  }
+  erase_model(id);
+  return ok();
+}
+
+Result<std::string> Core::set_policy(std::uint32_t id, const std::string& spec) {
+  if (id != 0) {
+    if (!models_.contains(id)) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id)};
+    if (auto set = brain_.set_policy(ModelId(id), spec); !set) return std::move(set).error();
+    return brain_.policy(ModelId(id));
+  }
+  // All or none: a spec that one model takes is taken by every model, so the first refusal comes before any
+  // change.
+  std::string parsed = spec;
+  for (const auto& [model_id, model] : models_) {
+    if (auto set = brain_.set_policy(ModelId(model_id), spec); !set) return std::move(set).error();
+    parsed = brain_.policy(ModelId(model_id));
+  }
+  if (models_.empty()) {
+    if (auto policy = make_policy(spec, {.n_experts = 2, .n_slots = 1}); !policy)
+      return std::move(policy).error();
+  }
+  config_.policy = spec;
+  return parsed;
+}
+
+}  // namespace moecached

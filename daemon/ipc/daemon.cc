@@ -1,0 +1,99 @@
+#include "daemon/ipc/daemon.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace moecached {
+
+namespace {
+
+std::uint64_t random_word() {
+  std::uint64_t word = 0;
+  while (::getrandom(&word, sizeof word, 0) != sizeof word) {
+  }
+  return word;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Daemon>> Daemon::start(const Config& config) {
+  const std::uint64_t boot_epoch = random_word();
+  auto core = Core::create(config, boot_epoch);
+  if (!core) return std::move(core).error();
+  std::unique_ptr<Daemon> daemon(new Daemon(config, boot_epoch, *std::move(core)));
+  daemon->core_->start();
+  auto handles = HandleServer::start(config, *daemon->core_, boot_epoch);
+  if (!handles) return std::move(handles).error();
+  daemon->handles_ = *std::move(handles);
+  return daemon;
+}
+
+Daemon::Daemon(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<Core> core)
+    : config_(config), boot_epoch_(boot_epoch), core_(std::move(core)) {}
+
+Daemon::~Daemon() { stop(); }
+
+void Daemon::stop() {
+  handles_.reset();  // no new sessions; it may still call the loop
+  core_->stop();
+}
+
+Status Daemon::reload(const Config& config) {
+  auto set = set_policy(0, config.policy);
+  if (!set) return std::move(set).error();
+  return ok();
+}
+
+StatusReport Daemon::status() {
+  StatusReport report = core_->call([](Core& core) { return core.status_report(); });
+  report.version = MOECACHED_VERSION;
+  report.pid = static_cast<std::uint32_t>(::getpid());
+  report.uptime_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+  report.control_socket = config_.control_socket;
+  report.handle_socket = config_.handle_socket;
+  return report;
+}
+
+std::vector<ModelReport> Daemon::models() {
+  return core_->call([](Core& core) { return core.model_reports(); });
+}
+
+std::vector<SessionReport> Daemon::sessions() {
+  return core_->call([](Core& core) { return core.session_reports(); });
+}
+
+std::vector<Finding> Daemon::doctor() {
+  return core_->call([](Core& core) { return core.findings(); });
+}
+
+Result<std::string> Daemon::set_policy(std::uint32_t model, const std::string& spec) {
+  return core_->call([&](Core& core) { return core.set_policy(model, spec); });
+}
+
+std::string Daemon::default_policy() {
+  return core_->call([](Core& core) { return core.default_policy(); });
+}
+
+Result<std::uint32_t> Daemon::register_model(const std::vector<std::string>& paths) {
+  if (paths.empty() || paths.size() > MOECACHED_MAX_FILES) {
+    return Fault{FaultCode::kInvalid, std::to_string(paths.size()) + " files given; a model has 1 to " +
+                                          std::to_string(MOECACHED_MAX_FILES)};
+  }
+  std::vector<UniqueFd> shards;
+  for (const std::string& path : paths) {
+    shards.emplace_back(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!shards.back()) return system_fault("open " + path, errno);
+  }
+  auto model = moecached::register_model(*core_, std::move(shards), {});
+  if (!model) return std::move(model).error().with_context(paths.front());
+  return (*model)->id().value;
+}
+
+Status Daemon::drop_model(std::uint32_t model) {
+  return core_->call([&](Core& core) { return core.drop_model(model); });
+}
+
+}  // namespace moecached

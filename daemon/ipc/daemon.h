@@ -1,0 +1,45 @@
+// The running daemon: core loop and handle socket, and what the control plane may ask of them. Thread: any;
+// start and stop from the main thread.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/base/result.h"
+#include "daemon/config/config.h"
+#include "daemon/ipc/core.h"
+#include "daemon/ipc/daemon_control.h"
+#include "daemon/ipc/handle_server.h"
+
+namespace moecached {
+
+class Daemon final : public DaemonControl {
+ public:
+  // kLimit: another daemon listens on the socket. kInvalid, kSystem: the text says what to do.
+  static Result<std::unique_ptr<Daemon>> start(const Config& config);
+  ~Daemon() override;
+
+  void stop();
+  Status reload(const Config& config);  // the policy; what else may change is main's business
+
+  StatusReport status() override;
+  std::vector<ModelReport> models() override;
+  std::vector<SessionReport> sessions() override;
+  std::vector<Finding> doctor() override;
+  Result<std::string> set_policy(std::uint32_t model, const std::string& spec) override;
+  std::string default_policy() override;
+  Result<std::uint32_t> register_model(const std::vector<std::string>& paths) override;
+  Status drop_model(std::uint32_t model) override;
+
+ private:
+  Daemon(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<Core> core);
+  const Config config_;
+  const std::uint64_t boot_epoch_;
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  std::unique_ptr<Core> core_;
+  std::unique_ptr<HandleServer> handles_;
+};
+
+}  // namespace moecached

@@ -1,0 +1,94 @@
+// What the control plane (gRPC handlers, main) may ask of the running daemon. Handlers translate and call
+// this, nothing else; the implementation posts to the core loop and waits for its answer. Thread: any.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "daemon/base/result.h"
+#include "daemon/tier/ssd_tier.h"
+
+namespace moecached {
+
+struct LayerReport {
+  std::uint32_t block = 0;
+  std::uint32_t n_experts = 0, n_slots = 0, resident = 0;
+  std::uint32_t slot_class = 0;
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t lookups = 0, hits = 0, misses = 0, insertions = 0, evictions = 0, read_failures = 0;
+  std::uint64_t leases = 0, leases_queued = 0;
+};
+
+struct LeftOutReport {
+  std::string tensor, reason;
+};
+
+struct ModelReport {
+  std::uint32_t id = 0;
+  std::string name;  // general.name or the file name
+  std::string architecture;
+  std::string policy;
+  std::uint32_t sessions = 0;
+  std::uint32_t n_expert_used = 0;
+  std::uint64_t expert_bytes_total = 0;  // in the file
+  std::uint64_t pool_bytes = 0;          // reserved
+  std::uint64_t pool_bytes_backed = 0;   // in memory now
+  bool changed_on_disk = false;
+  std::uint64_t bytes_read = 0;  // into slots
+  std::uint64_t streamed_parts = 0, streamed_bytes = 0;
+  std::vector<LayerReport> layers;
+  std::vector<LeftOutReport> left_out;
+};
+
+struct SessionReport {
+  std::uint64_t id = 0;
+  std::uint32_t pid = 0;  // as the kernel reports it; 0 across PID namespaces
+  std::uint32_t uid = 0;
+  std::string label;
+  std::uint32_t lanes = 0;
+  std::vector<std::uint32_t> models;
+  std::uint64_t lookups = 0;  // as the client counts
+  std::uint64_t records = 0, records_refused = 0, records_dropped = 0;
+  std::uint64_t leases_pending = 0;
+  std::uint64_t fallback_reads = 0, fallback_bytes = 0;
+  bool stalled = false;  // holds an epoch that others wait for, and does not move
+  double connected_seconds = 0;
+};
+
+struct StatusReport {
+  std::string version;
+  std::uint64_t boot_epoch = 0;
+  std::uint32_t pid = 0;
+  double uptime_seconds = 0;
+  std::string control_socket, handle_socket;
+  std::uint64_t pool_bytes_limit = 0, pool_bytes_reserved = 0, pool_bytes_backed = 0;
+  std::uint32_t sessions = 0, models = 0;
+  std::vector<std::string> devices;
+  SsdStats ssd;
+};
+
+struct Finding {         // for `moecachectl doctor`
+  std::string severity;  // "ok", "note", "warning", "error"
+  std::string subject;   // "ssd", "memlock", "model 1", "session 3"
+  std::string text;      // what was found and what to do
+};
+
+class DaemonControl {
+ public:
+  virtual ~DaemonControl() = default;
+  virtual StatusReport status() = 0;
+  virtual std::vector<ModelReport> models() = 0;
+  virtual std::vector<SessionReport> sessions() = 0;
+  virtual std::vector<Finding> doctor() = 0;
+  // model 0: all models and those to come. Returns the policy as parsed.
+  virtual Result<std::string> set_policy(std::uint32_t model, const std::string& spec) = 0;
+  virtual std::string default_policy() = 0;
+  // Opens a model by path, as the daemon's user, so that it is laid out before the first client comes. Shards
+  // in order.
+  virtual Result<std::uint32_t> register_model(const std::vector<std::string>& paths) = 0;
+  // Frees a model that no session uses. kNotFound, kInvalid (in use).
+  virtual Status drop_model(std::uint32_t model) = 0;
+};
+
+}  // namespace moecached

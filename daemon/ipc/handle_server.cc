@@ -1,0 +1,294 @@
+#include "daemon/ipc/handle_server.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "daemon/platform/pidfd.h"
+
+namespace moecached {
+
+namespace {
+
+constexpr std::size_t kMessageMax = 4096;
+
+moecached_handle_header header_of(moecached_handle_type type, std::size_t bytes, std::size_t n_fds) {
+  return {MOECACHED_HANDLE_MAGIC, MOECACHED_HANDLE_VERSION, static_cast<std::uint16_t>(type),
+          static_cast<std::uint32_t>(bytes), static_cast<std::uint32_t>(n_fds)};
+}
+
+// A C string of a client's message, cut at its array's end, with control characters replaced.
+std::string text_of(std::span<const char> from) {
+  std::string text(from.data(), ::strnlen(from.data(), from.size()));
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text;
+}
+
+// A client that does not read its few replies is cut rather than waited for.
+bool delivered(const Result<PacketOutcome>& sent) { return sent && *sent == PacketOutcome::kDone; }
+
+bool send_error(int socket, moecached_handle_error_code code, std::string_view text) {
+  moecached_handle_error message{};
+  message.header = header_of(MOECACHED_HANDLE_ERROR, sizeof message, 0);
+  message.code = code;
+  std::memcpy(message.text, text.data(), std::min(text.size(), sizeof message.text - 1));
+  (void)send_packet(socket, std::as_bytes(std::span(&message, 1)), {});
+  return false;
+}
+
+moecached_handle_error_code code_of(const Fault& fault) {
+  switch (fault.code) {
+    case FaultCode::kLimit:
+      return MOECACHED_ERROR_BUDGET;
+    case FaultCode::kInvalid:
+    case FaultCode::kNotFound:
+    case FaultCode::kChanged:
+      return MOECACHED_ERROR_MODEL;
+    case FaultCode::kUnsupported:
+    case FaultCode::kSystem:
+      return MOECACHED_ERROR_SYSTEM;
+  }
+  return MOECACHED_ERROR_SYSTEM;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<SharedModel>> register_model(Core& core, std::vector<UniqueFd> shards,
+                                                    std::string name) {
+  // The SSD tier takes the given descriptors; the layout is read from duplicates.
+  std::vector<UniqueFd> readers;
+  std::vector<int> fds;
+  for (const UniqueFd& shard : shards) {
+    readers.emplace_back(::fcntl(shard.get(), F_DUPFD_CLOEXEC, 0));
+    if (!readers.back()) return system_fault("duplicating a model's descriptor", errno);
+    fds.push_back(readers.back().get());
+  }
+  auto files = core.call([&](Core& c) { return c.begin_model(std::move(shards)); });
+  if (!files) return std::move(files).error();
+  if (files->existing) return files->existing;
+  Result<ModelLayout> layout = read_model_layout(fds, {.direct_alignment = files->direct_alignment});
+  return core.call(
+      [&](Core& c) { return c.finish_model(*std::move(files), std::move(layout), std::move(name)); });
+}
+
+Result<std::unique_ptr<HandleServer>> HandleServer::start(const Config& config, Core& core,
+                                                          std::uint64_t boot_epoch) {
+  auto listener = PacketListener::listen(
+      {.path = config.handle_socket, .mode = config.socket_mode, .group = config.socket_group});
+  if (!listener) return std::move(listener).error();
+  auto wake = EventFd::create();
+  if (!wake) return std::move(wake).error();
+  auto epoll = Epoll::create();
+  if (!epoll) return std::move(epoll).error();
+  for (const int fd : {wake->fd(), listener->fd()}) {
+    if (auto added = epoll->add(fd, EPOLLIN, static_cast<std::uint64_t>(fd)); !added)
+      return std::move(added).error();
+  }
+  std::unique_ptr<HandleServer> server(
+      new HandleServer(config, core, boot_epoch, *std::move(listener), *std::move(wake), *std::move(epoll)));
+  server->thread_ = std::thread([raw = server.get()] { raw->run(); });
+  return server;
+}
+
+HandleServer::HandleServer(const Config& config, Core& core, std::uint64_t boot_epoch,
+                           PacketListener listener, EventFd wake, Epoll epoll)
+    : config_(config),
+      core_(core),
+      boot_epoch_(boot_epoch),
+      listener_(std::move(listener)),
+      wake_(std::move(wake)),
+      epoll_(std::move(epoll)) {}
+
+HandleServer::~HandleServer() {
+  stopping_.store(true);
+  wake_.signal();
+  if (thread_.joinable()) thread_.join();
+}
+
+void HandleServer::run() {
+  epoll_event events[64];
+  while (!stopping_.load()) {
+    const std::size_t n = epoll_.wait(events, -1);
+    for (std::size_t i = 0; i < n && !stopping_.load(); ++i) {
+      const int fd = static_cast<int>(events[i].data.u64);
+      if (fd == wake_.fd()) continue;
+      if (fd == listener_.fd()) {
+        accept_all();
+        continue;
+      }
+      const auto it = connections_.find(fd);
+      if (it != connections_.end() && !serve(it->second)) close(fd);
+    }
+  }
+}
+
+void HandleServer::accept_all() {
+  for (;;) {
+    auto accepted = listener_.accept();
+    if (!accepted) {
+      spdlog::warn("handle socket: {}", accepted.error().text);
+      return;
+    }
+    UniqueFd socket = *std::move(accepted);
+    if (!socket) return;
+    // A connection that has not said hello counts too: nobody can use up descriptors by connecting alone.
+    if (connections_.size() >= config_.max_sessions) {
+      send_error(socket.get(), MOECACHED_ERROR_LIMIT,
+                 "limits.sessions = " + std::to_string(config_.max_sessions) + " connections are open");
+      continue;
+    }
+    const int fd = socket.get();
+    if (auto added = epoll_.add(fd, EPOLLIN, static_cast<std::uint64_t>(fd)); !added) {
+      spdlog::warn("handle socket: {}", added.error().text);
+      continue;
+    }
+    connections_[fd].socket = std::move(socket);
+  }
+}
+
+void HandleServer::close(int fd) {
+  const auto it = connections_.find(fd);
+  if (it == connections_.end()) return;
+  if (it->second.session) {
+    const SessionId id = it->second.session->id();
+    core_.call([id](Core& core) {
+      core.session_hung_up(id);
+      return 0;
+    });
+    spdlog::info("session closed id={} label={}", id.value, it->second.session->label());
+  }
+  epoll_.remove(fd);
+  connections_.erase(it);
+}
+
+bool HandleServer::serve(Connection& connection) {
+  std::byte buffer[kMessageMax];
+  auto packet = receive_packet(connection.socket.get(), buffer, MOECACHED_MAX_FILES);
+  if (!packet) {
+    spdlog::warn("handle socket: {}", packet.error().text);
+    return false;
+  }
+  if (packet->outcome == PacketOutcome::kWouldBlock) return true;
+  if (packet->outcome == PacketOutcome::kClosed) return false;
+  const std::span<const std::byte> message(buffer, packet->n_bytes);
+  moecached_handle_header header{};
+  if (message.size() < sizeof header)
+    return send_error(connection.socket.get(), MOECACHED_ERROR_MESSAGE, "message too short");
+  std::memcpy(&header, message.data(), sizeof header);
+  if (header.magic != MOECACHED_HANDLE_MAGIC) {
+    return send_error(connection.socket.get(), MOECACHED_ERROR_MESSAGE, "not a moecached client");
+  }
+  if (header.version != MOECACHED_HANDLE_VERSION) {
+    return send_error(connection.socket.get(), MOECACHED_ERROR_VERSION,
+                      "handle protocol version " + std::to_string(header.version) +
+                          ", this daemon (" MOECACHED_VERSION ") speaks " +
+                          std::to_string(MOECACHED_HANDLE_VERSION) + ": install matching versions");
+  }
+  if (header.bytes != message.size() || header.n_fds != packet->fds.size()) {
+    return send_error(connection.socket.get(), MOECACHED_ERROR_MESSAGE,
+                      "message and header disagree about size or descriptors");
+  }
+  switch (header.type) {
+    case MOECACHED_HANDLE_HELLO:
+      return hello(connection, message, std::move(packet->fds));
+    case MOECACHED_HANDLE_MODEL_OPEN:
+      return open_model(connection, message, std::move(packet->fds));
+    default:
+      return send_error(connection.socket.get(), MOECACHED_ERROR_MESSAGE,
+                        "unknown message type " + std::to_string(header.type));
+  }
+}
+
+bool HandleServer::hello(Connection& connection, std::span<const std::byte> message,
+                         std::vector<UniqueFd> fds) {
+  const int socket = connection.socket.get();
+  moecached_handle_hello hello{};
+  if (message.size() != sizeof hello || fds.size() > 1)
+    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed hello");
+  if (connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "hello twice");
+  std::memcpy(&hello, message.data(), sizeof hello);
+  if (hello.shm_version != MOECACHED_SHM_VERSION) {
+    return send_error(socket, MOECACHED_ERROR_VERSION,
+                      "shared-memory layout version " + std::to_string(hello.shm_version) +
+                          ", this daemon (" MOECACHED_VERSION ") uses " +
+                          std::to_string(MOECACHED_SHM_VERSION) + ": install matching versions");
+  }
+  auto peer = peer_credentials(socket);
+  if (!peer) return send_error(socket, MOECACHED_ERROR_SYSTEM, peer.error().text);
+  Session::Parameters parameters{.id = SessionId(next_session_id_++),
+                                 .boot_epoch = boot_epoch_,
+                                 .peer = {static_cast<std::uint32_t>(peer->pid), peer->uid, peer->gid},
+                                 .label = text_of(hello.label),
+                                 .pidfd = {}};
+  // The kernel's word where it can be had; across PID namespaces it says 0, and only the client's own pidfd
+  // helps.
+  if (peer->pid != 0) {
+    if (auto pidfd = open_pidfd(peer->pid)) parameters.pidfd = *std::move(pidfd);
+  }
+  if (!parameters.pidfd && !fds.empty()) {
+    auto received = check_pidfd(std::move(fds.front()));
+    if (!received) return send_error(socket, MOECACHED_ERROR_MESSAGE, received.error().text);
+    parameters.pidfd = std::move(received->fd);
+  }
+  auto session = Session::create(std::move(parameters));
+  if (!session) return send_error(socket, MOECACHED_ERROR_SYSTEM, session.error().text);
+  auto added = core_.call([&](Core& core) { return core.add_session(*session); });
+  if (!added) return send_error(socket, MOECACHED_ERROR_LIMIT, added.error().text);
+  connection.session = *session;
+  moecached_handle_welcome welcome{};
+  welcome.header = header_of(MOECACHED_HANDLE_WELCOME, sizeof welcome, 2);
+  welcome.boot_epoch = boot_epoch_;
+  welcome.session_id = (*session)->id().value;
+  welcome.session_bytes = (*session)->segment_bytes();
+  const int handles[] = {(*session)->segment_fd(), (*session)->doorbell().fd()};
+  if (!delivered(send_packet(socket, std::as_bytes(std::span(&welcome, 1)), handles))) return false;
+  spdlog::info("session opened id={} pid={} uid={} label={}", (*session)->id().value, peer->pid, peer->uid,
+               (*session)->label());
+  return true;
+}
+
+bool HandleServer::open_model(Connection& connection, std::span<const std::byte> message,
+                              std::vector<UniqueFd> fds) {
+  const int socket = connection.socket.get();
+  moecached_handle_model_open open{};
+  if (!connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "say hello first");
+  if (message.size() != sizeof open || fds.empty() || fds.size() > MOECACHED_MAX_FILES) {
+    return send_error(socket, MOECACHED_ERROR_MESSAGE,
+                      "malformed model-open: 1 to 128 descriptors are expected");
+  }
+  std::memcpy(&open, message.data(), sizeof open);
+  const std::string name = text_of(open.name);
+  // A refused model leaves the session as it is: the client may go on with others.
+  auto refuse = [&](const Fault& fault) {
+    spdlog::warn("model refused session={} name={} reason={}", connection.session->id().value, name,
+                 fault.text);
+    send_error(socket, code_of(fault), fault.text);
+    return true;
+  };
+  auto model = register_model(core_, std::move(fds), name);
+  if (!model) return refuse(model.error());
+  auto stream = make_stream_segment(**model);
+  if (!stream) return refuse(stream.error());
+  auto opened = core_.call(
+      [&](Core& core) { return core.open_in_session(connection.session->id(), *model, *std::move(stream)); });
+  if (!opened) return refuse(opened.error());
+  moecached_handle_model_opened reply{};
+  reply.header = header_of(MOECACHED_HANDLE_MODEL_OPENED, sizeof reply, 3);
+  reply.model_id = (*model)->id().value;
+  reply.model_bytes = (*model)->segment_bytes();
+  reply.pool_bytes = (*model)->pool().bytes();
+  reply.stream_bytes = (*opened)->bytes().size();
+  const int handles[] = {(*model)->segment_fd(), (*model)->pool().export_fd(), (*opened)->fd()};
+  if (!delivered(send_packet(socket, std::as_bytes(std::span(&reply, 1)), handles))) return false;
+  spdlog::info("model opened session={} model={} name={} pool_bytes={}", connection.session->id().value,
+               reply.model_id, name, reply.pool_bytes);
+  return true;
+}
+
+}  // namespace moecached

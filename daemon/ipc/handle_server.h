@@ -1,0 +1,66 @@
+// The handle socket: where clients say hello, open models and are given file descriptors (SCM_RIGHTS), which
+// gRPC cannot carry. One thread; reading a model's header happens here, so that the core loop is not held up.
+// Every message is one packet of a fixed size, checked before use; a client that breaks the protocol is told
+// why and cut.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon/base/result.h"
+#include "daemon/config/config.h"
+#include "daemon/ipc/core.h"
+#include "daemon/ipc/session.h"
+#include "daemon/platform/epoll.h"
+#include "daemon/platform/eventfd.h"
+#include "daemon/platform/fd.h"
+#include "daemon/platform/unix_socket.h"
+
+namespace moecached {
+
+class HandleServer {
+ public:
+  static Result<std::unique_ptr<HandleServer>> start(const Config& config, Core& core,
+                                                     std::uint64_t boot_epoch);
+  ~HandleServer();  // stops and joins; the socket file is removed
+  HandleServer(const HandleServer&) = delete;
+  HandleServer& operator=(const HandleServer&) = delete;
+
+ private:
+  struct Connection {
+    UniqueFd socket;
+    std::shared_ptr<Session> session;  // after HELLO
+  };
+  HandleServer(const Config& config, Core& core, std::uint64_t boot_epoch, PacketListener listener,
+               EventFd wake, Epoll epoll);
+  void run();
+  void accept_all();
+  // Returns false when the connection is to be closed.
+  bool serve(Connection& connection);
+  bool hello(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
+  bool open_model(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
+  void close(int fd);
+
+  const Config config_;
+  Core& core_;
+  const std::uint64_t boot_epoch_;
+  PacketListener listener_;
+  EventFd wake_;
+  Epoll epoll_;
+  std::thread thread_;
+  std::atomic<bool> stopping_{false};
+  std::map<int, Connection> connections_;
+  std::uint64_t next_session_id_ = 1;
+};
+
+// Opens a model from descriptors: shared by the handle socket and the control plane.
+Result<std::shared_ptr<SharedModel>> register_model(Core& core, std::vector<UniqueFd> shards,
+                                                    std::string name);
+
+}  // namespace moecached

@@ -1,0 +1,108 @@
+#include "daemon/ipc/reads.h"
+
+#include <algorithm>
+
+#include "daemon/base/check.h"
+
+namespace moecached {
+
+ReadTable::ReadTable(SsdTier& ssd) : ssd_(ssd) {}
+
+std::uint32_t ReadTable::allocate() {
+  ++in_flight_;
+  if (!free_.empty()) {
+    const std::uint32_t index = free_.back();
+    free_.pop_back();
+    operations_[index] = Operation{};
+    return index;
+  }
+  operations_.emplace_back();
+  return static_cast<std::uint32_t>(operations_.size() - 1);
+}
+
+void ReadTable::start(SlotRead read) {
+  const std::uint32_t index = allocate();
+  SharedModel& model = *read.model;
+  const LayerLayout& layer = model.layout().layers[read.layer.value];
+  static_assert(kMaxPartReads >= MOECACHED_MAX_PARTS);
+  ReadRequest request;
+  request.tag = index;
+  request.n_parts = static_cast<std::uint32_t>(layer.parts.size());
+  std::byte* record = model.slot(read.layer, read.slot);
+  std::uint64_t bytes = 0;
+  for (std::size_t p = 0; p < layer.parts.size(); ++p) {
+    const PartLayout& part = layer.parts[p];
+    request.parts[p] =
+        PartRead{model.file(part.file), part.file_offset + read.expert.value * part.expert_bytes,
+                 part.expert_bytes, record + part.slot_offset, part.direct};
+    bytes += part.expert_bytes;
+  }
+  Operation& operation = operations_[index];
+  ++model.reads_in_flight;
+  operation.slot = std::move(read);
+  operation.requests_left = 1;
+  operation.bytes = bytes;
+  backlog_.push_back(request);
+}
+
+void ReadTable::start(StreamRead read, std::span<const ExpertIndex> experts) {
+  CHECK(!experts.empty());
+  const std::uint32_t index = allocate();
+  SharedModel& model = *read.model;
+  const PartLayout& part = model.layout().layers[read.layer.value].parts[read.part];
+  Operation& operation = operations_[index];
+  operation.is_stream = true;
+  operation.parts = static_cast<std::uint32_t>(experts.size());
+  operation.bytes = experts.size() * part.expert_bytes;
+  for (std::size_t first = 0; first < experts.size(); first += kMaxPartReads) {
+    ReadRequest request;
+    request.tag = index;
+    request.n_parts = static_cast<std::uint32_t>(std::min(kMaxPartReads, experts.size() - first));
+    for (std::uint32_t i = 0; i < request.n_parts; ++i) {
+      request.parts[i] =
+          PartRead{model.file(part.file), part.file_offset + experts[first + i].value * part.expert_bytes,
+                   part.expert_bytes, read.destination + (first + i) * part.expert_bytes, false};
+    }
+    ++operation.requests_left;
+    backlog_.push_back(request);
+  }
+  ++model.reads_in_flight;
+  operation.stream = std::move(read);
+}
+
+void ReadTable::flush() {
+  std::vector<ReadRequest> batch;
+  while (!backlog_.empty()) {
+    const std::size_t n = std::min<std::size_t>(backlog_.size(), 256);
+    batch.assign(backlog_.begin(), backlog_.begin() + static_cast<std::ptrdiff_t>(n));
+    const std::size_t taken = ssd_.submit(batch);
+    backlog_.erase(backlog_.begin(), backlog_.begin() + static_cast<std::ptrdiff_t>(taken));
+    if (taken < n) return;  // full: poll() makes room, the next flush goes on
+  }
+}
+
+void ReadTable::poll(std::vector<SlotDone>* slots, std::vector<StreamDone>* streams) {
+  ReadDone done[64];
+  for (;;) {
+    const std::size_t n = ssd_.poll(done);
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto index = static_cast<std::uint32_t>(done[i].tag);
+      CHECK(index < operations_.size() && operations_[index].requests_left > 0);
+      Operation& operation = operations_[index];
+      if (done[i].result > operation.result) operation.result = done[i].result;
+      if (--operation.requests_left > 0) continue;
+      --(operation.is_stream ? operation.stream.model : operation.slot.model)->reads_in_flight;
+      if (operation.is_stream) {
+        streams->push_back({std::move(operation.stream), operation.result, operation.bytes, operation.parts});
+      } else {
+        slots->push_back({std::move(operation.slot), operation.result});
+      }
+      operation = Operation{};
+      free_.push_back(index);
+      --in_flight_;
+    }
+    if (n < std::size(done)) return;
+  }
+}
+
+}  // namespace moecached

@@ -1,0 +1,211 @@
+#include "daemon/ipc/shared_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "daemon/base/check.h"
+
+namespace moecached {
+
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+std::uint64_t window_bytes(const LayerLayout& layer, std::uint32_t n_slots) {
+  return round_up(layer.slot_stride * n_slots, kPage);
+}
+
+void copy_name(std::span<char> to, std::string_view from) {
+  const std::size_t n = std::min(from.size(), to.size() - 1);
+  std::memcpy(to.data(), from.data(), n);
+  to[n] = '\0';
+}
+
+std::string mib(std::uint64_t bytes) { return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB"; }
+
+}  // namespace
+
+std::uint64_t pool_bytes_of(const ModelLayout& layout, std::span<const std::uint32_t> n_slots) {
+  std::uint64_t bytes = 0;
+  for (std::size_t l = 0; l < n_slots.size(); ++l) bytes += window_bytes(layout.layers[l], n_slots[l]);
+  return bytes;
+}
+
+Result<std::vector<std::uint32_t>> plan_slots(const ModelLayout& layout, const SlotsSpec& spec,
+                                              std::uint64_t budget) {
+  // A share of each layer's experts, the same for all layers, cut to [top-k, all].
+  auto slots_at = [&](double share) {
+    std::vector<std::uint32_t> n;
+    for (const LayerLayout& layer : layout.layers) {
+      const auto wanted =
+          static_cast<std::uint32_t>(std::floor(layer.n_experts * std::clamp(share, 0.0, 1.0) + 1e-9));
+      n.push_back(std::clamp(wanted, std::min(layout.n_expert_used, layer.n_experts), layer.n_experts));
+    }
+    return n;
+  };
+  const std::uint64_t smallest = pool_bytes_of(layout, slots_at(0));
+  if (smallest > budget) {
+    return Fault{
+        FaultCode::kLimit,
+        "the pool has " + mib(budget) + " left and this model needs at least " + mib(smallest) +
+            " (top-k = " + std::to_string(layout.n_expert_used) +
+            " slots in each layer): raise pool.bytes, or drop another model with `moecachectl drop`"};
+  }
+  std::vector<std::uint32_t> n;
+  switch (spec.kind) {
+    case SlotsSpec::Kind::kCount:
+      n = slots_at(0);
+      for (std::size_t l = 0; l < n.size(); ++l) {
+        n[l] = std::clamp(static_cast<std::uint32_t>(spec.value), n[l], layout.layers[l].n_experts);
+      }
+      break;
+    case SlotsSpec::Kind::kPercent:
+      n = slots_at(spec.value / 100.0);
+      break;
+    case SlotsSpec::Kind::kAuto:
+      n = slots_at(1.0);
+      break;
+  }
+  if (pool_bytes_of(layout, n) <= budget) return n;
+  if (spec.kind != SlotsSpec::Kind::kAuto) {
+    return Fault{FaultCode::kLimit, "the slots asked for take " + mib(pool_bytes_of(layout, n)) +
+                                        ", the pool has " + mib(budget) +
+                                        " left: lower pool.slots or raise pool.bytes"};
+  }
+  // The largest share that fits; the steps are whole slots, so 40 halvings are more than exact.
+  double low = 0, high = 1;
+  for (int i = 0; i < 40; ++i) {
+    const double middle = (low + high) / 2;
+    (pool_bytes_of(layout, slots_at(middle)) <= budget ? low : high) = middle;
+  }
+  return slots_at(low);
+}
+
+std::uint64_t plan_stream_half(const ModelLayout& layout, std::uint64_t stream_bytes_max) {
+  std::uint64_t largest = 0, whole = 0;
+  for (const LayerLayout& layer : layout.layers) {
+    for (const PartLayout& part : layer.parts) {
+      largest = std::max(largest, part.expert_bytes);
+      whole = std::max(whole, part.expert_bytes * layer.n_experts);
+    }
+  }
+  // Eight experts a half keep a disk queue busy; more is not faster. Small experts: at least 1 MiB, a good
+  // read size.
+  const std::uint64_t wanted =
+      std::min({std::max<std::uint64_t>(8 * largest, 1u << 20), whole, stream_bytes_max / 2});
+  return round_up(std::max(wanted, largest), kPage);
+}
+
+Result<std::shared_ptr<SharedModel>> SharedModel::create(Parameters p, Device& device) {
+  CHECK(p.n_slots.size() == p.layout.layers.size() && p.files.size() == p.layout.n_files);
+  std::size_t n_parts = 0, n_entries = 0;
+  for (const LayerLayout& layer : p.layout.layers) {
+    n_parts += layer.parts.size();
+    n_entries += layer.n_experts;
+  }
+  const std::uint64_t segment_bytes =
+      round_up(sizeof(moecached_shm_header) + sizeof(moecached_shm_model) +
+                   p.layout.layers.size() * sizeof(moecached_shm_layer) +
+                   n_parts * sizeof(moecached_shm_part) + 64 + n_entries * sizeof(std::int32_t),
+               kPage);
+  auto segment = Memfd::create("model", segment_bytes, ClientAccess::kReadOnly);
+  if (!segment) return std::move(segment).error();
+  auto pool = device.create_pool("pool", pool_bytes_of(p.layout, p.n_slots));
+  if (!pool) return std::move(pool).error();
+  std::shared_ptr<SharedModel> model(new SharedModel(std::move(p), *std::move(pool), *std::move(segment)));
+  model->write_segment();
+  return model;
+}
+
+SharedModel::SharedModel(Parameters parameters, std::unique_ptr<Pool> pool, Memfd segment)
+    : p_(std::move(parameters)), pool_(std::move(pool)), segment_(std::move(segment)) {
+  for (const LayerLayout& layer : p_.layout.layers) {
+    limits_.push_back({layer.n_experts, static_cast<std::uint32_t>(layer.parts.size())});
+  }
+}
+
+void SharedModel::write_segment() {
+  std::byte* base = segment_.bytes().data();
+  auto* header = reinterpret_cast<moecached_shm_header*>(base);
+  auto* model = reinterpret_cast<moecached_shm_model*>(header + 1);
+  auto* layer = reinterpret_cast<moecached_shm_layer*>(model + 1);
+  auto* part = reinterpret_cast<moecached_shm_part*>(layer + p_.layout.layers.size());
+  model->layers_offset = static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(layer) - base);
+  model->parts_offset = static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(part) - base);
+
+  std::uint64_t window = 0;
+  std::uint32_t n_parts = 0, table_first = 0;
+  for (std::size_t l = 0; l < p_.layout.layers.size(); ++l) {
+    const LayerLayout& from = p_.layout.layers[l];
+    layer[l] = moecached_shm_layer{.block = from.block,
+                                   .n_experts = from.n_experts,
+                                   .n_parts = static_cast<std::uint32_t>(from.parts.size()),
+                                   .first_part = n_parts,
+                                   .slot_class = from.slot_class,
+                                   .n_slots = p_.n_slots[l],
+                                   .table_first = table_first,
+                                   .reserved0 = 0,
+                                   .window_offset = window,
+                                   .window_bytes = window_bytes(from, p_.n_slots[l]),
+                                   .slot_stride = from.slot_stride};
+    window_offset_.push_back(window);
+    table_first_.push_back(table_first);
+    window += layer[l].window_bytes;
+    table_first += from.n_experts;
+    for (const PartLayout& source : from.parts) {
+      moecached_shm_part& to = part[n_parts++];
+      to.kind = source.kind;
+      to.ggml_type = source.ggml_type;
+      to.file = source.file;
+      to.ne0 = source.ne0;
+      to.ne1 = source.ne1;
+      to.file_offset = source.file_offset;
+      to.expert_bytes = source.expert_bytes;
+      to.slot_offset = source.slot_offset;
+      copy_name(to.name, source.name);
+    }
+  }
+  model->table_offset = round_up(model->parts_offset + n_parts * sizeof(moecached_shm_part), 64);
+  table_ = reinterpret_cast<std::int32_t*>(base + model->table_offset);
+  std::fill_n(table_, table_first, MOECACHED_ABSENT);
+  model->model_id = p_.id.value;
+  model->n_layers = static_cast<std::uint32_t>(p_.layout.layers.size());
+  model->n_parts = n_parts;
+  model->n_files = p_.layout.n_files;
+  model->n_expert_used = p_.layout.n_expert_used;
+  model->pool_bytes = pool_->bytes();
+  model->stream_bytes_per_lane = stream_bytes_per_lane();
+  copy_name(model->name, p_.name);
+  *header = moecached_shm_header{.magic = MOECACHED_SHM_MAGIC,
+                                 .version = MOECACHED_SHM_VERSION,
+                                 .kind = MOECACHED_SEGMENT_MODEL,
+                                 .bytes = segment_.bytes().size(),
+                                 .boot_epoch = p_.boot_epoch,
+                                 .reserved = {}};
+}
+
+std::byte* SharedModel::slot(LayerIndex layer, SlotIndex slot) {
+  DCHECK(slot.value < p_.n_slots[layer.value]);
+  return pool_->host_view().data() + window_offset_[layer.value] +
+         slot.value * p_.layout.layers[layer.value].slot_stride;
+}
+
+std::atomic_ref<std::int32_t> SharedModel::entry(LayerIndex layer, ExpertIndex expert) {
+  return std::atomic_ref(table_[table_first_[layer.value] + expert.value]);
+}
+
+void SharedModel::publish(LayerIndex layer, ExpertIndex expert, SlotIndex slot) {
+  entry(layer, expert).store(static_cast<std::int32_t>(slot.value), std::memory_order_release);
+}
+
+void SharedModel::unpublish(LayerIndex layer, ExpertIndex expert) {
+  entry(layer, expert).store(MOECACHED_ABSENT, std::memory_order_release);
+}
+
+}  // namespace moecached

@@ -1,0 +1,87 @@
+// One registered model: its files, its pool of slots and the segment that clients map read-only (layout and
+// slot table). Built by plan_slots and create; the core loop alone changes the table afterwards. Memory: owns
+// pool and segment; shared with reads in flight, so that nothing is unmapped under them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "daemon/base/ids.h"
+#include "daemon/base/result.h"
+#include "daemon/config/config.h"
+#include "daemon/ipc/ring_reader.h"
+#include "daemon/model/model_layout.h"
+#include "daemon/platform/device.h"
+#include "daemon/platform/file.h"
+#include "daemon/platform/memfd.h"
+#include "daemon/tier/ssd_tier.h"
+
+namespace moecached {
+
+// Slots of each layer: at least top-k (a token must fit) and at most all experts, within `budget` bytes in
+// total. kLimit: the text says what the smallest pool would take.
+[[nodiscard]] Result<std::vector<std::uint32_t>> plan_slots(const ModelLayout& layout, const SlotsSpec& spec,
+                                                            std::uint64_t budget);
+// Bytes of one half of a lane's stream buffer.
+[[nodiscard]] std::uint64_t plan_stream_half(const ModelLayout& layout, std::uint64_t stream_bytes_max);
+[[nodiscard]] std::uint64_t pool_bytes_of(const ModelLayout& layout, std::span<const std::uint32_t> n_slots);
+
+class SharedModel {
+ public:
+  struct Parameters {
+    ModelId id;
+    std::string name;  // for people
+    std::vector<FileIdentity> identity;
+    std::vector<FileId> files;
+    ModelLayout layout;
+    std::vector<std::uint32_t> n_slots;  // per layer
+    std::uint64_t stream_half = 0;
+    std::uint64_t boot_epoch = 0;
+  };
+  static Result<std::shared_ptr<SharedModel>> create(Parameters parameters, Device& device);
+
+  [[nodiscard]] ModelId id() const { return p_.id; }
+  [[nodiscard]] const std::string& name() const { return p_.name; }
+  [[nodiscard]] const ModelLayout& layout() const { return p_.layout; }
+  [[nodiscard]] std::span<const FileIdentity> identity() const { return p_.identity; }
+  [[nodiscard]] std::span<const FileId> files() const { return p_.files; }
+  [[nodiscard]] FileId file(std::uint32_t shard) const { return p_.files[shard]; }
+  [[nodiscard]] std::span<const std::uint32_t> n_slots() const { return p_.n_slots; }
+  [[nodiscard]] std::span<const LayerLimits> limits() const { return limits_; }
+  [[nodiscard]] std::uint64_t stream_bytes_per_lane() const { return 2 * p_.stream_half; }
+  [[nodiscard]] Pool& pool() { return *pool_; }
+  [[nodiscard]] const Pool& pool() const { return *pool_; }
+  [[nodiscard]] int segment_fd() const { return segment_.fd(); }
+  [[nodiscard]] std::uint64_t segment_bytes() const { return segment_.bytes().size(); }
+
+  [[nodiscard]] std::byte* slot(LayerIndex layer, SlotIndex slot);
+  // The slot table entry: release, so that a lane which sees the slot sees its bytes.
+  void publish(LayerIndex layer, ExpertIndex expert, SlotIndex slot);
+  void unpublish(LayerIndex layer, ExpertIndex expert);
+
+  // Counters and state kept by the core loop.
+  std::uint32_t sessions = 0;
+  std::uint64_t last_used = 0;  // core loop turn, to pick an idle model to drop
+  bool changed_on_disk = false;
+  std::uint32_t reads_in_flight = 0;  // operations of the read table
+  std::uint64_t bytes_read = 0, streamed_parts = 0, streamed_bytes = 0;
+
+ private:
+  SharedModel(Parameters parameters, std::unique_ptr<Pool> pool, Memfd segment);
+  void write_segment();
+  [[nodiscard]] std::atomic_ref<std::int32_t> entry(LayerIndex layer, ExpertIndex expert);
+
+  Parameters p_;
+  std::unique_ptr<Pool> pool_;
+  Memfd segment_;
+  std::vector<LayerLimits> limits_;
+  std::vector<std::uint64_t> window_offset_;
+  std::vector<std::uint32_t> table_first_;
+  std::int32_t* table_ = nullptr;
+};
+
+}  // namespace moecached

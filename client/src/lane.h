@@ -1,0 +1,107 @@
+// A lane: resolves (layer, expert ids) to slots of the window, and streams what does not fit.
+//
+//   resolve -> all entries present                      -> slots, ROUTE record           (no lock, call,
+//   allocation)
+//           -> some absent, the daemon answers a LEASE  -> slots of the daemon           (waits)
+//           -> some absent, no help from the daemon     -> private slots, read from file (locks, reads)
+//
+// The fallback holds whether the daemon is gone, silent, or cannot read. When it is gone its table and pool
+// stay as they were, so entries that are present remain right; a daemon that merely dropped this session goes
+// on honouring the epochs of its lanes, which this class therefore keeps writing. Thread: one at a time.
+// Memory: scratch arrays are sized at construction; borrows model, mapping and connection.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/include/moecached/moecached.h"
+#include "client/src/lane_channel.h"
+#include "client/src/model.h"
+
+namespace moecached::client {
+
+class Lane {
+ public:
+  struct IdMatrix {  // rows x cols ids, row r at (const char*)ids + r * row_stride_bytes
+    const std::int32_t* ids = nullptr;
+    std::size_t rows = 0;
+    std::size_t cols = 0;
+    std::size_t row_stride_bytes = 0;
+
+    [[nodiscard]] const std::int32_t* row(std::size_t index) const noexcept {
+      return reinterpret_cast<const std::int32_t*>(reinterpret_cast<const char*>(ids) +
+                                                   index * row_stride_bytes);
+    }
+  };
+
+  // `block` is a lane block of `connection`, taken for this lane.
+  Lane(const Model& model, ModelMapping& mapping, Connection& connection, LaneBlock* block);
+
+  [[nodiscard]] moecached_status resolve(std::uint32_t layer, const IdMatrix& ids, std::int32_t* slots_out);
+  [[nodiscard]] moecached_status resolve_resident(std::uint32_t layer, std::span<const std::int32_t> experts,
+                                                  std::int32_t* slots_out);
+  void end();
+
+  [[nodiscard]] std::size_t stream_capacity(std::uint32_t layer, std::uint32_t part) const;
+  [[nodiscard]] moecached_status stream_begin(const LaneChannel::StreamRequest& request,
+                                              std::span<const std::int32_t> experts);
+  [[nodiscard]] moecached_status stream_wait(std::uint32_t half, const void** data_out);
+
+  // Waits for reads that the daemon still does for this lane, within its patience, so that the next lane in the block
+  // finds both halves free. Before the lane is closed.
+  void settle_streams();
+
+  // Moves the lane to another daemon. REQUIRES: ended; the old block is given back by the caller.
+  void attach(ModelMapping& mapping, Connection& connection, LaneBlock* block);
+
+  [[nodiscard]] const LaneCounters& counters() const noexcept { return counters_; }
+  [[nodiscard]] LaneBlock* block() const noexcept { return block_; }
+
+ private:
+  struct StreamHalf {
+    enum class State { kIdle, kAskedDaemon, kToReadHere, kReady } state = State::kIdle;
+    LaneChannel::StreamRequest request;
+    std::vector<std::uint16_t> experts;
+    Mapping buffer;                   // of this process, for reads of its own; made when first needed
+    const std::byte* data = nullptr;  // of kReady
+  };
+
+  // resolve(), step by step; slot_of_ and distinct_ carry the state between them.
+  [[nodiscard]] bool gather(const IdMatrix& ids, std::uint32_t n_experts);
+  [[nodiscard]] std::size_t load_entries(const LayerView& view);
+  void scatter(const IdMatrix& ids, std::int32_t* slots_out) const;
+  [[nodiscard]] moecached_status serve_absent(std::uint32_t layer, std::uint16_t flags);
+  [[nodiscard]] moecached_status read_absent(std::uint32_t layer, bool asked_daemon);
+  [[nodiscard]] std::uint64_t count_hits(const IdMatrix& ids) const;
+
+  void begin(std::uint32_t layer);
+  void release_pins();
+  void note_route(std::uint32_t layer, std::uint16_t flags, std::span<const std::uint16_t> ids);
+  void note_lookups(std::uint64_t lookups, std::uint64_t hits);
+  void note_fallback(std::uint64_t reads, std::uint64_t bytes);
+  [[nodiscard]] moecached_status read_stream(StreamHalf& half);
+
+  const Model& model_;
+  ModelMapping* mapping_;
+  LaneBlock* block_;
+  LaneChannel channel_;
+  LaneCounters counters_;
+
+  // By expert, sized for the layer with the most of them.
+  std::vector<std::uint32_t> stamp_;   // == stamp_now_: seen in this call
+  std::vector<std::int32_t> slot_of_;  // of experts seen in this call; negative: absent
+  std::vector<std::uint8_t> was_hit_;  // the expert needed no message and no read
+  std::uint32_t stamp_now_ = 0;
+  std::vector<std::uint16_t> distinct_;  // in order of appearance, n_distinct_ of them
+  std::size_t n_distinct_ = 0;
+
+  // Private slots that the current epoch uses, all in one layer.
+  std::uint32_t pinned_layer_ = 0;
+  std::vector<std::int32_t> pins_;
+
+  StreamHalf halves_[2];
+};
+
+}  // namespace moecached::client

@@ -1,0 +1,109 @@
+// Streaming: one part of many experts through the lane's two buffer halves, for batches that need more
+// experts than a layer has slots. The daemon reads into its stream segment; without it, this process reads
+// into a buffer of its own.
+#include <algorithm>
+#include <cerrno>
+
+#include "client/src/error.h"
+#include "client/src/lane.h"
+
+namespace moecached::client {
+
+std::size_t Lane::stream_capacity(std::uint32_t layer, std::uint32_t part) const {
+  if (layer >= mapping_->layout.layers.size()) return 0;
+  const LayerLayout& layout = mapping_->layout.layers[layer];
+  if (part >= layout.parts.size()) return 0;
+  const std::uint64_t half_bytes = mapping_->layout.model.stream_bytes_per_lane / 2;
+  // Nobody needs more than all experts of a layer at once, and that many always fit into the ring of records.
+  return std::min<std::uint64_t>(half_bytes / layout.parts[part].expert_bytes, layout.layer.n_experts);
+}
+
+moecached_status Lane::stream_begin(const LaneChannel::StreamRequest& request,
+                                    std::span<const std::int32_t> experts) {
+  const std::size_t capacity = stream_capacity(request.layer, request.part);
+  if (capacity == 0) {
+    return fail(MOECACHED_E_ARGUMENT, "the model has no part %u in MoE layer %u", request.part,
+                request.layer);
+  }
+  if (request.half > 1 || experts.empty() || experts.size() > capacity) {
+    return fail(MOECACHED_E_ARGUMENT,
+                "%zu experts into half %u: there are halves 0 and 1, and 1 to %zu experts fit",
+                experts.size(), request.half, capacity);
+  }
+  const std::uint32_t n_experts = mapping_->views[request.layer].n_experts;
+  for (const std::int32_t expert : experts) {
+    if (static_cast<std::uint32_t>(expert) >= n_experts) {
+      return fail(MOECACHED_E_ARGUMENT, "expert %d is not in [0, %u)", expert, n_experts);
+    }
+  }
+
+  StreamHalf& half = halves_[request.half];
+  half.request = request;
+  half.experts.assign(experts.begin(), experts.end());
+  half.data = nullptr;
+  const Answer posted = channel_.stream_begin(request, half.experts);
+  half.state = posted == Answer::kGranted ? StreamHalf::State::kAskedDaemon : StreamHalf::State::kToReadHere;
+  // A layer is streamed part by part; the first one stands for the lookups of all.
+  if (request.part == 0) note_lookups(experts.size(), 0);
+  return MOECACHED_OK;
+}
+
+moecached_status Lane::stream_wait(std::uint32_t index, const void** data_out) {
+  if (index > 1 || halves_[index].state == StreamHalf::State::kIdle) {
+    return fail(MOECACHED_E_ARGUMENT, "nothing was begun in half %u", index);
+  }
+  StreamHalf& half = halves_[index];
+  if (half.state == StreamHalf::State::kAskedDaemon) {
+    const Answer answer = channel_.stream_wait(index);
+    if (answer == Answer::kModelChanged) {
+      half.state = StreamHalf::State::kIdle;
+      return fail(MOECACHED_E_MODEL_CHANGED,
+                  "%s has changed since the daemon opened it: restart to use the new file",
+                  model_.files.first_path());
+    }
+    half.state = StreamHalf::State::kToReadHere;
+    if (answer == Answer::kGranted) {
+      const std::uint64_t lane_bytes = mapping_->layout.model.stream_bytes_per_lane;
+      half.data = mapping_->stream.data() + channel_.index() * lane_bytes + index * (lane_bytes / 2);
+      half.state = StreamHalf::State::kReady;
+      counters_.streamed_experts.add(half.experts.size());
+    }
+  }
+  if (half.state == StreamHalf::State::kToReadHere) {
+    if (const auto status = read_stream(half)) return status;
+    half.state = StreamHalf::State::kReady;
+  }
+  *data_out = half.data;
+  return MOECACHED_OK;
+}
+
+void Lane::settle_streams() {
+  for (std::uint32_t half = 0; half < 2; ++half) {
+    if (!channel_.stream_idle(half)) (void)channel_.stream_wait(half);
+  }
+}
+
+moecached_status Lane::read_stream(StreamHalf& half) {
+  const moecached_shm_part& part = mapping_->layout.layers[half.request.layer].parts[half.request.part];
+  const std::uint64_t bytes = half.experts.size() * part.expert_bytes;
+  if (half.buffer.bytes() < bytes) {
+    const std::uint64_t room = std::max(bytes, mapping_->layout.model.stream_bytes_per_lane / 2);
+    half.buffer = Mapping(
+        ::mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0),
+        room);
+    if (!half.buffer.valid()) {
+      return fail(MOECACHED_E_SYSTEM, "no memory for a stream buffer of %llu bytes: %s",
+                  static_cast<unsigned long long>(room), error_name(errno));
+    }
+  }
+  std::byte* to = half.buffer.data();
+  for (const std::uint16_t expert : half.experts) {
+    if (const auto status = model_.files.read_part(part, expert, to)) return status;
+    to += part.expert_bytes;
+  }
+  note_fallback(half.experts.size(), bytes);
+  half.data = half.buffer.data();
+  return MOECACHED_OK;
+}
+
+}  // namespace moecached::client

@@ -1,0 +1,201 @@
+#include "client/src/segments.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "client/src/error.h"
+
+namespace moecached::client {
+namespace {
+
+moecached_status mismatch(const char* what) {
+  return fail(
+      MOECACHED_E_VERSION,
+      "the daemon's memory is not laid out as this client expects (%s): daemon and client are of different "
+      "versions; upgrade the older one",
+      what);
+}
+
+// Whether `count` items of `size` bytes from `offset` lie within `bytes`; no sum here can overflow unseen.
+bool fits(std::uint64_t offset, std::uint64_t count, std::uint64_t size, std::uint64_t bytes) {
+  std::uint64_t length = 0;
+  std::uint64_t end = 0;
+  return !__builtin_mul_overflow(count, size, &length) && !__builtin_add_overflow(offset, length, &end) &&
+         end <= bytes;
+}
+
+moecached_status check_header(const Mapping& segment, moecached_segment_kind kind, std::uint64_t boot_epoch) {
+  moecached_shm_header header{};
+  if (segment.bytes() < sizeof header) return mismatch("a segment is too small");
+  std::memcpy(&header, segment.data(), sizeof header);
+  if (header.magic != MOECACHED_SHM_MAGIC) return mismatch("a segment has no moecached header");
+  if (header.version != MOECACHED_SHM_VERSION) {
+    return fail(
+        MOECACHED_E_VERSION,
+        "the daemon shares memory in version %u of its layout, this client knows version %u: upgrade the "
+        "older one",
+        header.version, unsigned{MOECACHED_SHM_VERSION});
+  }
+  if (header.kind != static_cast<std::uint32_t>(kind)) return mismatch("a segment is of another kind");
+  if (header.bytes < sizeof header || header.bytes > segment.bytes()) return mismatch("size of a segment");
+  if (header.boot_epoch != boot_epoch) return mismatch("a segment is of another daemon start");
+  return MOECACHED_OK;
+}
+
+const char* bad_part(const moecached_shm_part& part, const moecached_shm_layer& layer,
+                     const moecached_shm_model& model, const ModelSegmentFacts& facts) {
+  if (std::memchr(part.name, '\0', sizeof part.name) == nullptr) return "name of a part";
+  if (part.expert_bytes == 0 || !fits(part.slot_offset, 1, part.expert_bytes, layer.slot_stride)) {
+    return "a part does not lie within its slot";
+  }
+  if (part.file >= model.n_files) return "file of a part";
+  if (!fits(part.file_offset, layer.n_experts, part.expert_bytes, facts.file_bytes[part.file])) {
+    return "a part does not lie within its file";
+  }
+  if (part.expert_bytes > model.stream_bytes_per_lane / 2) return "half of the stream buffer is too small";
+  return nullptr;
+}
+
+const char* bad_layer(const moecached_shm_layer& layer, const moecached_shm_model& model,
+                      std::uint64_t segment_bytes) {
+  const std::uint64_t page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (layer.n_experts < 1 || layer.n_experts > MOECACHED_MAX_EXPERTS) return "number of experts";
+  if (layer.n_parts < 1 || layer.n_parts > MOECACHED_MAX_PARTS) return "number of parts";
+  if (layer.n_slots < 1 || layer.n_slots > layer.n_experts) return "number of slots";
+  if (!fits(layer.first_part, layer.n_parts, 1, model.n_parts)) return "parts of a layer";
+  if (!fits(model.table_offset, std::uint64_t{layer.table_first} + layer.n_experts, sizeof(std::int32_t),
+            segment_bytes)) {
+    return "slot table";
+  }
+  if (layer.window_offset % page_bytes != 0 || layer.window_bytes % page_bytes != 0) {
+    return "a window is not aligned to this machine's pages";
+  }
+  if (layer.slot_stride == 0 || !fits(0, layer.n_slots, layer.slot_stride, layer.window_bytes)) {
+    return "slots do not lie within their window";
+  }
+  if (!fits(layer.window_offset, 1, layer.window_bytes, model.pool_bytes)) {
+    return "a window does not lie within the pool";
+  }
+  return nullptr;
+}
+
+const char* bad_model(const moecached_shm_model& model, const ModelSegmentFacts& facts,
+                      std::uint64_t segment_bytes) {
+  if (model.model_id != facts.model_id) return "model id";
+  if (model.n_layers < 1 || model.n_layers > MOECACHED_MAX_LAYERS) return "number of layers";
+  if (model.n_parts > MOECACHED_MAX_LAYERS * MOECACHED_MAX_PARTS) return "number of parts";
+  if (model.n_files != facts.file_bytes.size()) return "number of files";
+  if (model.n_expert_used > MOECACHED_MAX_EXPERTS) return "number of experts per token";
+  if (std::memchr(model.name, '\0', sizeof model.name) == nullptr) return "name of the model";
+  if (model.layers_offset % alignof(moecached_shm_layer) != 0 ||
+      model.parts_offset % alignof(moecached_shm_part) != 0 ||
+      model.table_offset % alignof(std::int32_t) != 0) {
+    return "alignment of the arrays";
+  }
+  if (!fits(model.layers_offset, model.n_layers, sizeof(moecached_shm_layer), segment_bytes) ||
+      !fits(model.parts_offset, model.n_parts, sizeof(moecached_shm_part), segment_bytes)) {
+    return "arrays do not lie within the segment";
+  }
+  if (model.pool_bytes > facts.pool_bytes) return "size of the pool";
+  if (model.stream_bytes_per_lane % 8192 != 0 ||
+      !fits(0, facts.n_lanes, model.stream_bytes_per_lane, facts.stream_bytes)) {
+    return "size of the stream segment";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+moecached_status check_size(const UniqueFd& fd, std::uint64_t bytes, const char* what) {
+  struct stat facts {};
+  if (::fstat(fd.get(), &facts) != 0) {
+    return fail(MOECACHED_E_SYSTEM, "cannot look at the %s: %s", what, error_name(errno));
+  }
+  if (bytes == 0 || facts.st_size < 0 || static_cast<std::uint64_t>(facts.st_size) < bytes) {
+    return fail(
+        MOECACHED_E_VERSION,
+        "the daemon announced a %s of %llu bytes and sent one of %lld: daemon and client are of different "
+        "versions; upgrade the older one",
+        what, static_cast<unsigned long long>(bytes), static_cast<long long>(facts.st_size));
+  }
+  return MOECACHED_OK;
+}
+
+moecached_status map_segment(const UniqueFd& fd, std::uint64_t bytes, int protection, const char* what,
+                             Mapping* out) {
+  if (const auto status = check_size(fd, bytes, what)) return status;
+  *out = Mapping(::mmap(nullptr, bytes, protection, MAP_SHARED, fd.get(), 0), bytes);
+  if (!out->valid()) {
+    return fail(MOECACHED_E_SYSTEM, "cannot map %llu bytes of the %s: %s",
+                static_cast<unsigned long long>(bytes), what, error_name(errno));
+  }
+  return MOECACHED_OK;
+}
+
+moecached_status check_session_segment(const Mapping& segment, const moecached_handle_welcome& welcome,
+                                       SessionLayout* out) {
+  if (const auto status = check_header(segment, MOECACHED_SEGMENT_SESSION, welcome.boot_epoch)) return status;
+  if (segment.bytes() < sizeof(moecached_shm_header) + sizeof(moecached_shm_session))
+    return mismatch("session segment");
+  moecached_shm_session session{};
+  std::memcpy(&session, segment.data() + sizeof(moecached_shm_header), sizeof session);
+  if (session.session_id != welcome.session_id) return mismatch("session id");
+  if (session.n_lanes < 1 || session.n_lanes > MOECACHED_MAX_LANES) return mismatch("number of lanes");
+  if (session.ring_records != MOECACHED_RING_RECORDS) return mismatch("records in a ring");
+  if (session.lane_stride != sizeof(moecached_shm_lane)) return mismatch("size of a lane");
+  if (session.lanes_offset % sizeof(moecached_shm_record) != 0 ||
+      !fits(session.lanes_offset, session.n_lanes, session.lane_stride, segment.bytes())) {
+    return mismatch("lanes do not lie within the segment");
+  }
+  out->lanes = reinterpret_cast<moecached_shm_lane*>(segment.data() + session.lanes_offset);
+  out->n_lanes = session.n_lanes;
+  return MOECACHED_OK;
+}
+
+moecached_status check_model_segment(const Mapping& segment, const ModelSegmentFacts& facts,
+                                     ModelLayout* out) {
+  if (const auto status = check_header(segment, MOECACHED_SEGMENT_MODEL, facts.boot_epoch)) return status;
+  if (segment.bytes() < sizeof(moecached_shm_header) + sizeof(moecached_shm_model))
+    return mismatch("model segment");
+  std::memcpy(&out->model, segment.data() + sizeof(moecached_shm_header), sizeof out->model);
+  const moecached_shm_model& model = out->model;
+  if (const char* bad = bad_model(model, facts, segment.bytes())) return mismatch(bad);
+
+  out->layers.resize(model.n_layers);
+  for (std::uint32_t i = 0; i < model.n_layers; ++i) {
+    LayerLayout& layout = out->layers[i];
+    moecached_shm_layer& layer = layout.layer;
+    std::memcpy(&layer, segment.data() + model.layers_offset + i * sizeof layer, sizeof layer);
+    if (const char* bad = bad_layer(layer, model, segment.bytes())) return mismatch(bad);
+    layout.parts.resize(layer.n_parts);
+    std::memcpy(layout.parts.data(),
+                segment.data() + model.parts_offset + layer.first_part * sizeof(moecached_shm_part),
+                layer.n_parts * sizeof(moecached_shm_part));
+    for (const moecached_shm_part& part : layout.parts) {
+      if (const char* bad = bad_part(part, layer, model, facts)) return mismatch(bad);
+    }
+    layout.entries =
+        reinterpret_cast<const std::int32_t*>(segment.data() + model.table_offset) + layer.table_first;
+    out->n_experts_max = std::max(out->n_experts_max, layer.n_experts);
+  }
+  return MOECACHED_OK;
+}
+
+bool ModelLayout::same_experts(const ModelLayout& other) const {
+  const auto same_part = [](const moecached_shm_part& a, const moecached_shm_part& b) {
+    return a.kind == b.kind && a.ggml_type == b.ggml_type && a.file == b.file && a.ne0 == b.ne0 &&
+           a.ne1 == b.ne1 && a.file_offset == b.file_offset && a.expert_bytes == b.expert_bytes &&
+           std::strcmp(a.name, b.name) == 0;
+  };
+  const auto same_layer = [&](const LayerLayout& a, const LayerLayout& b) {
+    return a.layer.block == b.layer.block && a.layer.n_experts == b.layer.n_experts &&
+           std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(), same_part);
+  };
+  return std::equal(layers.begin(), layers.end(), other.layers.begin(), other.layers.end(), same_layer);
+}
+
+}  // namespace moecached::client

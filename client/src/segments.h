@@ -1,0 +1,61 @@
+// Turns the segments that the daemon sends into checked copies. The daemon is trusted, but it may be of
+// another version, and its segments then mean something else: every size, offset and count is checked once
+// here, against the real size of its descriptor and the limits of proto/shm/layout.h, and ends in a sentence
+// instead of a crash. Nothing after this reads geometry from shared memory again. Thread: any. Memory: a
+// ModelLayout owns its copies; the mappings stay with the caller.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "client/include/moecached/moecached.h"
+#include "client/src/resources.h"
+#include "proto/shm/layout.h"
+
+namespace moecached::client {
+
+// The object behind `fd` has at least the announced number of bytes. `what` names it in sentences.
+[[nodiscard]] moecached_status check_size(const UniqueFd& fd, std::uint64_t bytes, const char* what);
+
+// check_size(), then maps that many bytes.
+[[nodiscard]] moecached_status map_segment(const UniqueFd& fd, std::uint64_t bytes, int protection,
+                                           const char* what, Mapping* out);
+
+// The session segment: checks, then the address of lane 0 and the count.
+struct SessionLayout {
+  moecached_shm_lane* lanes = nullptr;
+  std::uint32_t n_lanes = 0;
+};
+[[nodiscard]] moecached_status check_session_segment(const Mapping& segment,
+                                                     const moecached_handle_welcome& welcome,
+                                                     SessionLayout* out);
+
+struct LayerLayout {
+  moecached_shm_layer layer{};
+  std::vector<moecached_shm_part> parts;
+  const std::int32_t* entries = nullptr;  // the layer's slot table, in the mapped segment
+};
+
+struct ModelLayout {
+  moecached_shm_model model{};
+  std::vector<LayerLayout> layers;
+  std::uint32_t n_experts_max = 0;  // over all layers
+
+  // The same experts at the same places of the same files: what a restarted daemon must find again. Slots may
+  // differ.
+  [[nodiscard]] bool same_experts(const ModelLayout& other) const;
+};
+
+struct ModelSegmentFacts {
+  std::uint64_t boot_epoch = 0;
+  std::uint32_t model_id = 0;
+  std::uint32_t n_lanes = 0;     // of the session
+  std::uint64_t pool_bytes = 0;  // of the mapped descriptors
+  std::uint64_t stream_bytes = 0;
+  std::vector<std::uint64_t> file_bytes;  // of the files this process opened
+};
+[[nodiscard]] moecached_status check_model_segment(const Mapping& segment, const ModelSegmentFacts& facts,
+                                                   ModelLayout* out);
+
+}  // namespace moecached::client

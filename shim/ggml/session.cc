@@ -1,0 +1,133 @@
+#include "shim/ggml/session.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "shim/ggml/log.h"
+#include "shim/ggml/model.h"
+
+namespace moecached::shim {
+namespace {
+
+std::string file_identity(const std::string& path) {
+  struct stat status;
+  if (stat(path.c_str(), &status) != 0) return path;
+  return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino) + ":" +
+         std::to_string(status.st_size) + ":" + std::to_string(status.st_mtim.tv_sec) + "." +
+         std::to_string(status.st_mtim.tv_nsec);
+}
+
+void add(moecached_counters& sum, const moecached_counters& more) {
+  sum.lookups += more.lookups;
+  sum.hits += more.hits;
+  sum.leases += more.leases;
+  sum.streamed_experts += more.streamed_experts;
+  sum.fallback_reads += more.fallback_reads;
+  sum.fallback_bytes += more.fallback_bytes;
+  sum.dropped_records += more.dropped_records;
+  sum.reconnects += more.reconnects;
+}
+
+// Programs that leave without freeing their contexts still leave their figures.
+__attribute__((destructor)) void write_stats_at_exit() { Session::instance().write_stats(); }
+
+}  // namespace
+
+Session& Session::instance() {
+  static Session* session = new Session;  // never destroyed, see the header
+  return *session;
+}
+
+std::string Session::open() {
+  const std::lock_guard lock(models_mutex_);
+  if (session_ != nullptr) return "";
+  const moecached_status status = moecached_session_open(nullptr, nullptr, &session_);
+  if (status == MOECACHED_OK) return "";
+  session_ = nullptr;
+  std::string reason = moecached_last_error();
+  if (status == MOECACHED_E_UNAVAILABLE) {
+    if (!reason.ends_with('?') && !reason.ends_with('.')) reason += '.';
+    reason += " Start `moecached`, or put `moecachectl run --` in front of the command.";
+  }
+  return reason;
+}
+
+void Session::before_graph() {
+  if (session_ == nullptr || moecached_session_connected(session_) != 0) return;
+  std::unique_lock whole(graphs_, std::try_to_lock);
+  if (!whole.owns_lock()) return;  // another graph is running; it or the next one will try
+  if (moecached_session_reconnect(session_) != MOECACHED_OK) return;
+  const std::lock_guard lock(models_mutex_);
+  for (const OpenModel& open : models_) {
+    if (const std::shared_ptr<Model> model = open.model.lock()) model->refresh();
+  }
+}
+
+std::shared_ptr<Model> Session::model(const std::string& path) {
+  std::vector<std::string> paths = shard_paths(path);
+  const std::string key = file_identity(paths.front());
+  const std::lock_guard lock(models_mutex_);
+  std::erase_if(models_, [](const OpenModel& open) { return open.model.expired(); });
+  for (const OpenModel& open : models_) {
+    if (open.key == key) {
+      if (std::shared_ptr<Model> model = open.model.lock()) return model;
+    }
+  }
+  std::string error;
+  std::shared_ptr<Model> model = Model::open(session_, std::move(paths), error);
+  if (model == nullptr) {
+    say("%s is not served: %s; its experts are kept in this process", path.c_str(), error.c_str());
+    return nullptr;
+  }
+  models_.push_back({key, model});
+  return model;
+}
+
+void Session::absorb(const moecached_counters& counters) {
+  const std::lock_guard lock(closed_mutex_);
+  add(closed_, counters);
+}
+
+void Session::write_stats() {
+  const char* path = std::getenv("MOECACHED_STATS_FILE");
+  const uint64_t graphs = counters_.graphs.load();
+  if (path == nullptr || *path == '\0') return;
+  const std::lock_guard lock(models_mutex_);
+  if (graphs == graphs_written_) return;
+  graphs_written_ = graphs;
+  moecached_counters sum;
+  {
+    const std::lock_guard closed_lock(closed_mutex_);
+    sum = closed_;
+  }
+  for (const OpenModel& open : models_) {
+    if (const std::shared_ptr<Model> model = open.model.lock()) add(sum, model->counters());
+  }
+  std::FILE* file = std::fopen(path, "ae");
+  if (file == nullptr) {
+    say("MOECACHED_STATS_FILE=%s cannot be written: %s", path, std::strerror(errno));
+    return;
+  }
+  std::fprintf(
+      file,
+      "{\"pid\":%d,\"graphs\":%llu,\"lookups\":%llu,\"hits\":%llu,\"leases\":%llu,\"streamed_experts\":%llu,"
+      "\"fallback_reads\":%llu,\"fallback_bytes\":%llu,\"dropped_records\":%llu,\"reconnects\":%llu,"
+      "\"cut_layers\":%llu,\"waves\":%llu}\n",
+      static_cast<int>(getpid()), static_cast<unsigned long long>(graphs),
+      static_cast<unsigned long long>(sum.lookups), static_cast<unsigned long long>(sum.hits),
+      static_cast<unsigned long long>(sum.leases), static_cast<unsigned long long>(sum.streamed_experts),
+      static_cast<unsigned long long>(sum.fallback_reads),
+      static_cast<unsigned long long>(sum.fallback_bytes),
+      static_cast<unsigned long long>(sum.dropped_records), static_cast<unsigned long long>(sum.reconnects),
+      static_cast<unsigned long long>(counters_.cut_layers.load()),
+      static_cast<unsigned long long>(counters_.waves.load()));
+  std::fclose(file);
+}
+
+}  // namespace moecached::shim

@@ -1,0 +1,33 @@
+// The buffer type "MOECACHE": addresses for expert tensors, without memory behind them.
+//
+// A buffer is a PROT_NONE reservation. A tensor whose bytes the daemon serves stays that way and gets a
+// window tensor; any other tensor placed here (LoRA for experts, a file the daemon refused) is left out: its
+// pages become real memory and stock code computes with it. The addresses identify tensors: names do not, a
+// draft model has the same. Thread: loading writes, graphs read; a buffer is complete before any graph uses
+// it.
+#ifndef MOECACHED_SHIM_GGML_WEIGHT_BUFFER_H_
+#define MOECACHED_SHIM_GGML_WEIGHT_BUFFER_H_
+
+#include <memory>
+
+#include "ggml-backend-impl.h"
+#include "shim/ggml/model.h"
+
+namespace moecached::shim {
+
+// A tensor served by the daemon, and the model that keeps it.
+struct ServedTensor {
+  std::shared_ptr<Model> model;
+  const WindowTensor* window;
+};
+
+ggml_backend_buffer_type_t weight_buffer_type();
+// Sets the device that owns the buffer type. Before anything is allocated.
+void set_weight_buffer_device(ggml_backend_dev_t device);
+
+bool is_in_weight_buffer(const ggml_tensor* tensor);
+// REQUIRES: is_in_weight_buffer(tensor). nullptr for a tensor that was left out.
+const ServedTensor* served_tensor(const ggml_tensor* tensor);
+
+}  // namespace moecached::shim
+#endif  // MOECACHED_SHIM_GGML_WEIGHT_BUFFER_H_

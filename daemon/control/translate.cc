@@ -1,0 +1,147 @@
+#include "daemon/control/translate.h"
+
+namespace moecached {
+namespace {
+
+void translate(const SsdStats& from, control::v1::Ssd* to) {
+  to->set_engine(from.engine);
+  to->set_direct(from.direct);
+  to->set_registered_buffers(from.registered_buffers);
+  to->set_fallback_reason(from.fallback_reason);
+  to->set_requests(from.requests);
+  to->set_reads(from.reads);
+  to->set_bytes_wanted(from.bytes_wanted);
+  to->set_bytes_read(from.bytes_read);
+  to->set_errors(from.errors);
+  to->set_latency_ns_total(from.latency_ns_total);
+  to->set_latency_ns_max(from.latency_ns_max);
+  to->set_depth_max(from.depth_max);
+}
+
+void add_layer(const LayerReport& layer, control::v1::Counters* to) {
+  to->set_lookups(to->lookups() + layer.lookups);
+  to->set_hits(to->hits() + layer.hits);
+  to->set_misses(to->misses() + layer.misses);
+  to->set_insertions(to->insertions() + layer.insertions);
+  to->set_evictions(to->evictions() + layer.evictions);
+  to->set_read_failures(to->read_failures() + layer.read_failures);
+  to->set_leases(to->leases() + layer.leases);
+  to->set_leases_queued(to->leases_queued() + layer.leases_queued);
+  to->set_resident(to->resident() + layer.resident);
+  to->set_slots(to->slots() + layer.n_slots);
+  to->set_experts(to->experts() + layer.n_experts);
+}
+
+void add_model(const ModelReport& model, control::v1::Counters* to) {
+  for (const LayerReport& layer : model.layers) add_layer(layer, to);
+  to->set_bytes_read(to->bytes_read() + model.bytes_read);
+  to->set_streamed_parts(to->streamed_parts() + model.streamed_parts);
+  to->set_streamed_bytes(to->streamed_bytes() + model.streamed_bytes);
+}
+
+}  // namespace
+
+void translate(const StatusReport& from, control::v1::Status* to) {
+  to->set_version(from.version);
+  to->set_boot_epoch(from.boot_epoch);
+  to->set_pid(from.pid);
+  to->set_uptime_seconds(from.uptime_seconds);
+  to->set_control_socket(from.control_socket);
+  to->set_handle_socket(from.handle_socket);
+  to->set_pool_bytes_limit(from.pool_bytes_limit);
+  to->set_pool_bytes_reserved(from.pool_bytes_reserved);
+  to->set_pool_bytes_backed(from.pool_bytes_backed);
+  to->set_sessions(from.sessions);
+  to->set_models(from.models);
+  for (const std::string& device : from.devices) to->add_devices(device);
+  translate(from.ssd, to->mutable_ssd());
+}
+
+void translate(const ModelReport& from, control::v1::Model* to) {
+  to->set_id(from.id);
+  to->set_name(from.name);
+  to->set_architecture(from.architecture);
+  to->set_policy(from.policy);
+  to->set_sessions(from.sessions);
+  to->set_n_expert_used(from.n_expert_used);
+  to->set_expert_bytes_total(from.expert_bytes_total);
+  to->set_pool_bytes(from.pool_bytes);
+  to->set_pool_bytes_backed(from.pool_bytes_backed);
+  to->set_changed_on_disk(from.changed_on_disk);
+  to->set_bytes_read(from.bytes_read);
+  to->set_streamed_parts(from.streamed_parts);
+  to->set_streamed_bytes(from.streamed_bytes);
+  for (const LayerReport& layer : from.layers) {
+    control::v1::Layer* out = to->add_layers();
+    out->set_block(layer.block);
+    out->set_n_experts(layer.n_experts);
+    out->set_n_slots(layer.n_slots);
+    out->set_resident(layer.resident);
+    out->set_slot_class(layer.slot_class);
+    out->set_slot_bytes(layer.slot_bytes);
+    out->set_lookups(layer.lookups);
+    out->set_hits(layer.hits);
+    out->set_misses(layer.misses);
+    out->set_insertions(layer.insertions);
+    out->set_evictions(layer.evictions);
+    out->set_read_failures(layer.read_failures);
+    out->set_leases(layer.leases);
+    out->set_leases_queued(layer.leases_queued);
+  }
+  for (const LeftOutReport& left_out : from.left_out) {
+    control::v1::LeftOut* out = to->add_left_out();
+    out->set_tensor(left_out.tensor);
+    out->set_reason(left_out.reason);
+  }
+}
+
+void translate(const SessionReport& from, control::v1::Session* to) {
+  to->set_id(from.id);
+  to->set_pid(from.pid);
+  to->set_uid(from.uid);
+  to->set_label(from.label);
+  to->set_lanes(from.lanes);
+  for (const std::uint32_t model : from.models) to->add_models(model);
+  to->set_lookups(from.lookups);
+  to->set_records(from.records);
+  to->set_records_refused(from.records_refused);
+  to->set_records_dropped(from.records_dropped);
+  to->set_leases_pending(from.leases_pending);
+  to->set_fallback_reads(from.fallback_reads);
+  to->set_fallback_bytes(from.fallback_bytes);
+  to->set_stalled(from.stalled);
+  to->set_connected_seconds(from.connected_seconds);
+}
+
+void translate(const Finding& from, control::v1::Finding* to) {
+  to->set_severity(from.severity);
+  to->set_subject(from.subject);
+  to->set_text(from.text);
+}
+
+void translate(const StatsSource& from, control::v1::Stats* to) {
+  to->set_boot_epoch(from.status.boot_epoch);
+  to->set_uptime_seconds(from.status.uptime_seconds);
+  to->set_pool_bytes_limit(from.status.pool_bytes_limit);
+  to->set_pool_bytes_reserved(from.status.pool_bytes_reserved);
+  to->set_pool_bytes_backed(from.status.pool_bytes_backed);
+  translate(from.status.ssd, to->mutable_ssd());
+  for (const ModelReport& model : from.models) {
+    control::v1::ModelStats* out = to->add_models();
+    out->set_id(model.id);
+    out->set_name(model.name);
+    add_model(model, out->mutable_counters());
+    add_model(model, to->mutable_total());
+  }
+  to->mutable_total();  // present even when there is no model
+  to->set_sessions(static_cast<std::uint32_t>(from.sessions.size()));
+  for (const SessionReport& session : from.sessions) {
+    to->set_sessions_stalled(to->sessions_stalled() + (session.stalled ? 1 : 0));
+    to->set_records_refused(to->records_refused() + session.records_refused);
+    to->set_records_dropped(to->records_dropped() + session.records_dropped);
+    to->set_fallback_reads(to->fallback_reads() + session.fallback_reads);
+    to->set_fallback_bytes(to->fallback_bytes() + session.fallback_bytes);
+  }
+}
+
+}  // namespace moecached

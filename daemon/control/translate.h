@@ -1,0 +1,22 @@
+// Reports of the daemon as messages of the control protocol. Pure functions. Thread: any.
+#pragma once
+
+#include "daemon/ipc/daemon_control.h"
+#include "proto/control/v1/control.pb.h"
+
+namespace moecached {
+
+void translate(const StatusReport& from, control::v1::Status* to);
+void translate(const ModelReport& from, control::v1::Model* to);
+void translate(const SessionReport& from, control::v1::Session* to);
+void translate(const Finding& from, control::v1::Finding* to);
+
+struct StatsSource {
+  const StatusReport& status;
+  const std::vector<ModelReport>& models;
+  const std::vector<SessionReport>& sessions;
+};
+// One snapshot: sums over layers, models and sessions.
+void translate(const StatsSource& from, control::v1::Stats* to);
+
+}  // namespace moecached

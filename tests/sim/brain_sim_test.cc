@@ -1,0 +1,204 @@
+// The real Brain and policies under thousands of seeds. To replay one:  MOECACHED_SIM_SEED=17 brain_sim_test
+// To search for longer:  MOECACHED_SIM_RUNS=200000 brain_sim_test
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+#include <string>
+
+#include <unistd.h>
+
+#include "tests/sim/simulation.h"
+
+namespace moecached::sim {
+namespace {
+
+std::uint64_t environment_number(const char* name, std::uint64_t fallback) {
+  const char* text = std::getenv(name);
+  return text == nullptr || *text == '\0' ? fallback : std::strtoull(text, nullptr, 0);
+}
+
+struct SeedRange {
+  std::uint64_t first = 1;
+  std::uint64_t n = 5000;
+};
+
+SeedRange chosen_seeds() {
+  const bool is_one_seed = std::getenv("MOECACHED_SIM_SEED") != nullptr;
+  return {.first = environment_number("MOECACHED_SIM_SEED", 1),
+          .n = environment_number("MOECACHED_SIM_RUNS", is_one_seed ? 1 : SeedRange{}.n)};
+}
+
+// A failed CHECK aborts before GoogleTest can say anything: the handler prints the seed, with calls that a
+// signal handler may make only.
+char seed_line[64];
+void set_seed_line(std::uint64_t seed) {
+  std::snprintf(seed_line, sizeof seed_line, "simulation seed %llu\n", static_cast<unsigned long long>(seed));
+}
+extern "C" void print_seed_on_abort(int) {
+  if (write(STDERR_FILENO, seed_line, std::strlen(seed_line)) < 0) _exit(134);
+  std::signal(SIGABRT, SIG_DFL);
+  std::raise(SIGABRT);
+}
+
+SimReport simulate_named(const SimOptions& options) {
+  set_seed_line(options.seed);
+  return simulate(options);
+}
+
+// The same run again, with its last events as text.
+std::string explain(SimOptions options, const SimReport& report) {
+  options.keep_trace_text = true;
+  const SimReport again = simulate_named(options);
+  std::string text = "seed " + std::to_string(options.seed) + ": " + report.text;
+  text += again.trace_hash == report.trace_hash ? "\n" : " (and the replay differs)\n";
+  return text + again.trace + "replay: MOECACHED_SIM_SEED=" + std::to_string(options.seed);
+}
+
+class BrainSimulation : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { std::signal(SIGABRT, print_seed_on_abort); }
+  static void TearDownTestSuite() { std::signal(SIGABRT, SIG_DFL); }
+};
+
+void add(Stats& sum, const Stats& one) {
+  sum.epochs += one.epochs;
+  sum.grants += one.grants;
+  sum.refusals += one.refusals;
+  sum.failed_grants += one.failed_grants;
+  sum.evictions += one.evictions;
+  sum.waves += one.waves;
+  sum.deaths_waiting += one.deaths_waiting;
+  sum.deaths_mid_epoch += one.deaths_mid_epoch;
+  sum.deaths_idle += one.deaths_idle;
+  sum.stalls += one.stalls;
+  sum.closes += one.closes;
+  sum.read_errors += one.read_errors;
+  sum.models_changed += one.models_changed;
+  sum.duplicates += one.duplicates;
+  sum.late_completions += one.late_completions;
+  sum.models_removed += one.models_removed;
+  sum.policy_swaps += one.policy_swaps;
+  sum.policies_refused += one.policies_refused;
+  sum.all_layer_epochs += one.all_layer_epochs;
+  sum.lies += one.lies;
+  sum.graces_waited += one.graces_waited;
+  sum.leases_queued += one.leases_queued;
+}
+
+TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
+  const SeedRange seeds = chosen_seeds();
+  Stats sum;
+  for (std::uint64_t seed = seeds.first; seed < seeds.first + seeds.n; ++seed) {
+    const SimOptions options = options_of_seed(seed);
+    const SimReport report = simulate_named(options);
+    ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
+    add(sum, report.stats);
+  }
+  std::printf("%llu seeds: %llu epochs, %llu grants, %llu evictions, %llu queued leases\n",
+              static_cast<unsigned long long>(seeds.n), static_cast<unsigned long long>(sum.epochs),
+              static_cast<unsigned long long>(sum.grants), static_cast<unsigned long long>(sum.evictions),
+              static_cast<unsigned long long>(sum.leases_queued));
+  if (seeds.n < 500) return;  // too few to meet everything
+  const std::pair<const char*, std::uint64_t> met[] = {
+      {"epochs", sum.epochs},
+      {"grants", sum.grants},
+      {"refusals", sum.refusals},
+      {"failed grants", sum.failed_grants},
+      {"evictions", sum.evictions},
+      {"waves", sum.waves},
+      {"deaths while waiting", sum.deaths_waiting},
+      {"deaths within an epoch", sum.deaths_mid_epoch},
+      {"deaths at rest", sum.deaths_idle},
+      {"stalls", sum.stalls},
+      {"orderly closes", sum.closes},
+      {"read errors", sum.read_errors},
+      {"changed models", sum.models_changed},
+      {"duplicate completions", sum.duplicates},
+      {"late completions", sum.late_completions},
+      {"removed models", sum.models_removed},
+      {"policy swaps", sum.policy_swaps},
+      {"refused policies", sum.policies_refused},
+      {"epochs over all layers", sum.all_layer_epochs},
+      {"lies", sum.lies},
+      {"grace periods that had to wait", sum.graces_waited},
+      {"queued leases", sum.leases_queued},
+  };
+  for (const auto& [what, count] : met)
+    EXPECT_GE(count, 100u) << what << ": the faults are not what they say";
+}
+
+TEST_F(BrainSimulation, ReplaysASeedExactly) {
+  std::set<std::uint64_t> hashes;
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    const SimReport first = simulate_named(options_of_seed(seed));
+    const SimReport second = simulate_named(options_of_seed(seed));
+    EXPECT_EQ(first.trace_hash, second.trace_hash) << "seed " << seed;
+    hashes.insert(first.trace_hash);
+  }
+  EXPECT_EQ(hashes.size(), 50u) << "the hash does not tell runs apart";
+}
+
+// Many lanes, few slots, no faults but slow reads: nobody may wait for long while the others go on asking.
+TEST_F(BrainSimulation, NobodyStarvesUnderContention) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SimOptions options;
+    options.seed = seed;
+    options.n_models = 1;
+    options.n_lanes = 10;
+    options.n_layers_max = 1;
+    options.n_experts_min = 40;
+    options.n_experts_max = 40;
+    options.n_slots_max = 6;
+    options.ticks = 30000;
+    const SimReport report = simulate_named(options);
+    ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
+    // Nine others go first, each with ~30 actions of its own (load, read twice, post, complete) and some of
+    // the shell's, and a lane acts each twentieth tick: 5000 ticks are what chance makes of it. Leases that
+    // may overtake reach 7800, starvation the length of the run.
+    EXPECT_LT(report.stats.wait_ticks_max, 6000u) << "seed " << seed;
+  }
+}
+
+// -------------------------------------------------------------------------------------------------------
+// canaries
+
+TEST_F(BrainSimulation, CanaryASkippedGracePeriodIsSeenAsWrongBytes) {
+  int n_seen = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SimOptions options;
+    options.seed = seed;
+    options.ticks = 6000;
+    options.n_models = 1;
+    options.n_lanes = 5;
+    options.skip_grace = true;
+    const SimReport report = simulate_named(options);
+    if (report.violation == ViolationKind::kNone) continue;  // such shapes exist: a slot for every expert
+    EXPECT_EQ(report.violation, ViolationKind::kWrongBytes) << explain(options, report);
+    ++n_seen;
+    options.skip_grace = false;
+    const SimReport sound = simulate_named(options);
+    EXPECT_EQ(sound.violation, ViolationKind::kNone) << explain(options, sound);
+  }
+  EXPECT_GE(n_seen, 20) << "the simulation is blind to slots reused too early";
+}
+
+TEST_F(BrainSimulation, CanaryALostCompletionIsSeenAsStuck) {
+  int n_seen = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SimOptions options;
+    options.seed = seed;
+    options.lose_completions = true;
+    const SimReport report = simulate_named(options);
+    if (report.violation == ViolationKind::kNone) continue;
+    EXPECT_EQ(report.violation, ViolationKind::kStuck) << explain(options, report);
+    ++n_seen;
+  }
+  EXPECT_GE(n_seen, 20) << "the simulation is blind to lanes that wait for ever";
+}
+
+}  // namespace
+}  // namespace moecached::sim

@@ -1,0 +1,346 @@
+#include "tests/sim/fake_shell.h"
+
+#include <algorithm>
+
+namespace moecached::sim {
+
+// ---------------------------------------------------------------------------------------------------
+// configuration
+
+void FakeShell::add_model(ModelId id, const ModelShape& shape) {
+  expect(static_cast<bool>(brain_.add_model(id, shape)), ViolationKind::kBadCommand,
+         "a good model was refused");
+  FakeModel model;
+  for (const LayerShape& layer : shape.layers) {
+    model.layers.push_back({.shape = layer,
+                            .table = std::vector<std::int32_t>(layer.n_experts, kAbsent),
+                            .slots = std::vector<SlotBytes>(layer.n_slots),
+                            .busy = std::vector<std::uint8_t>(layer.n_slots),
+                            .expected = {}});
+  }
+  world_.models.emplace(id, std::move(model));
+  after_event();
+}
+
+void FakeShell::remove_model(ModelId id) {
+  for (std::uint32_t i = 0; i < n_lanes(); ++i) {
+    FakeLane* client = lane(i);
+    if (client == nullptr || client->model() != id) continue;
+    if (client->phase() != FakeLane::Phase::kDead) client->die();
+    close_lane(i);
+  }
+  world_.trace.note("remove model", {id.value});
+  brain_.remove_model(id);
+  ++world_.stats.models_removed;
+  world_.models.at(id).is_removed = true;
+  after_event();
+  for (const Grace& grace : graces_) {
+    if (grace.place.model != id) continue;
+    ++world_.stats.late_completions;
+    brain_.grace_done(id, grace.place.layer, grace.place.slot);
+    after_event();
+  }
+  std::erase_if(graces_, [id](const Grace& grace) { return grace.place.model == id; });
+}
+
+void FakeShell::set_policy(ModelId id, const std::string& spec, bool is_valid) {
+  world_.trace.note("set policy", {id.value, spec.size(), is_valid});
+  const std::string before = brain_.policy(id);
+  const bool is_set = static_cast<bool>(brain_.set_policy(id, spec));
+  expect(is_set == is_valid, ViolationKind::kBadCommand, "a policy was accepted or refused wrongly");
+  expect(brain_.policy(id) == (is_valid ? spec : before), ViolationKind::kBadCommand,
+         "the wrong policy is in force");
+  ++(is_valid ? world_.stats.policy_swaps : world_.stats.policies_refused);
+  after_event();
+}
+
+void FakeShell::open_lane(std::uint32_t id, ModelId model, FakeLane::Kind kind) {
+  Lane& lane = lanes_[id];
+  lane = {};
+  lane.opening = ++n_openings_;
+  lane.client = std::make_unique<FakeLane>(world_, model, kind);
+  world_.trace.note("open lane", {id, model.value, static_cast<std::uint64_t>(kind)});
+  brain_.lane_opened(LaneId(id), model);
+  after_event();
+}
+
+void FakeShell::close_lane(std::uint32_t id) {
+  world_.trace.note("close lane", {id});
+  lanes_[id].client.reset();
+  lanes_[id].is_pending = false;
+  brain_.lane_closed(LaneId(id));
+  after_event();
+}
+
+// ------------------------------------------------------------------------------------------------------------
+// work
+
+void FakeShell::poll_epoch(std::uint32_t id) {
+  FakeLane* client = lane(id);
+  if (client == nullptr) return;
+  world_.trace.note("completed", {id, client->words.completed});
+  brain_.epoch_completed(LaneId(id), client->words.completed);
+  after_event();
+}
+
+void FakeShell::note_lookups(FakeLayer& layer, const Record& record) const {
+  LayerCounters& expected = layer.expected;
+  expected.lookups += record.ids.size();
+  if (record.is_lease) ++expected.leases;
+  for (ExpertIndex expert : record.ids)
+    ++(layer.table[expert.value] == kAbsent ? expected.misses : expected.hits);
+}
+
+void FakeShell::drain_record(std::uint32_t id) {
+  FakeLane* client = lane(id);
+  if (client == nullptr || client->words.ring.empty()) return;
+  const Record record = std::move(client->words.ring.front());
+  client->words.ring.pop_front();
+  world_.trace.note(record.is_lease ? "lease" : "routed",
+                    {id, record.layer.value, record.ids.size(), record.seq});
+  note_lookups(world_.layer(client->model(), record.layer), record);
+  if (record.is_lease) {
+    Lane& lane = lanes_[id];
+    lane.pending_seq = record.seq;
+    lane.pending_ids = record.ids;
+    lane.pending_layer = record.layer;
+    lane.has_seen_io_error = false;
+    lane.has_seen_change = false;
+    lane.is_pending = true;
+    brain_.lease(LaneId(id), record.layer, record.ids, record.seq, record.epoch);
+  } else {
+    brain_.routed(LaneId(id), record.layer, record.ids);
+  }
+  after_event();
+}
+
+void FakeShell::look_at_lanes(Grace& grace) const {
+  grace.has_looked = true;
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+    const FakeLane* client = lanes_[i].client.get();
+    if (client == nullptr || client->model() != grace.place.model) continue;
+    const LaneWords& words = client->words;
+    if (words.begun_layer != kLayerAll && words.begun_layer != grace.place.layer.value) continue;
+    if (words.completed >= words.begun_epoch) continue;
+    grace.waits.push_back({.lane = i, .opening = lanes_[i].opening, .epoch = words.begun_epoch});
+  }
+  if (!grace.waits.empty()) ++world_.stats.graces_waited;
+}
+
+bool FakeShell::is_over(const Grace& grace) const {
+  return std::all_of(grace.waits.begin(), grace.waits.end(), [this](const Grace::Wait& wait) {
+    const Lane& lane = lanes_[wait.lane];
+    return lane.client == nullptr || lane.opening != wait.opening ||
+           lane.client->words.completed >= wait.epoch;
+  });
+}
+
+void FakeShell::advance_grace(std::size_t i) {
+  if (i >= graces_.size()) return;
+  Grace& grace = graces_[i];
+  if (!world_.options.skip_grace) {
+    if (!grace.has_looked) return look_at_lanes(grace);
+    if (!is_over(grace)) return;
+  }
+  const Place place = grace.place;
+  graces_.erase(graces_.begin() + static_cast<std::ptrdiff_t>(i));
+  world_.trace.note("grace done", {place.model.value, place.layer.value, place.slot.value});
+  brain_.grace_done(place.model, place.layer, place.slot);
+  if (world_.rng.permille(world_.options.duplicate_permille)) {
+    ++world_.stats.duplicates;
+    brain_.grace_done(place.model, place.layer, place.slot);
+  }
+  after_event();
+}
+
+void FakeShell::finish_read(std::size_t i) {
+  const Read read = reads_[i];
+  reads_.erase(reads_.begin() + static_cast<std::ptrdiff_t>(i));
+  const Place& place = read.place;
+  FakeModel& model = world_.models.at(place.model);
+  FakeLayer& layer = model.layers[place.layer.value];
+  if (world_.options.lose_completions && world_.rng.below(4) == 0) return;
+
+  layer.busy[place.slot.value] = 0;
+  if (read.outcome == ReadOutcome::kOk) {
+    layer.slots[place.slot.value] = {.is_torn = false, .expert = read.expert, .serial = ++read_serial_};
+  } else {
+    ++(read.outcome == ReadOutcome::kIoError ? world_.stats.read_errors : world_.stats.models_changed);
+    for (Lane& lane : lanes_) {
+      if (!lane.is_pending || lane.client->model() != place.model || lane.pending_layer != place.layer)
+        continue;
+      if (std::find(lane.pending_ids.begin(), lane.pending_ids.end(), read.expert) == lane.pending_ids.end())
+        continue;
+      (read.outcome == ReadOutcome::kIoError ? lane.has_seen_io_error : lane.has_seen_change) = true;
+    }
+  }
+  if (model.is_removed) ++world_.stats.late_completions;
+  world_.trace.note("read done", {place.model.value, place.layer.value, place.slot.value,
+                                  static_cast<std::uint64_t>(read.outcome)});
+  brain_.read_done(place.model, place.layer, place.slot, read.outcome);
+  // A second report is harmless only while the slot is not being read again, which a failure can set off at
+  // once; the event has no field that could tell the two apart, so a shell must not do that.
+  if (read.outcome == ReadOutcome::kOk && world_.rng.permille(world_.options.duplicate_permille)) {
+    ++world_.stats.duplicates;
+    brain_.read_done(place.model, place.layer, place.slot, ReadOutcome::kIoError);
+  }
+  after_event();
+}
+
+// --------------------------------------------------------------------------------------------------------
+// commands
+
+void FakeShell::after_event() {
+  brain_.check_invariants();
+  ++n_events_untaken_;
+  if (n_events_untaken_ >= world_.options.command_batch || world_.rng.below(3) == 0) carry_out_commands();
+}
+
+void FakeShell::carry_out_commands() {
+  n_events_untaken_ = 0;
+  for (const Command& command : brain_.take_commands()) {
+    world_.trace.note("command",
+                      {static_cast<std::uint64_t>(command.kind), static_cast<std::uint64_t>(command.status),
+                       command.model.value, command.layer.value, command.expert.value, command.slot.value,
+                       command.lane.value, command.seq});
+    const auto found = world_.models.find(command.model);
+    expect(found != world_.models.end() && !found->second.is_removed, ViolationKind::kBadCommand,
+           "a command for a model that is not there");
+    switch (command.kind) {
+      case CommandKind::kUnpublish:
+        unpublish(command);
+        break;
+      case CommandKind::kRead:
+        start_read(command);
+        break;
+      case CommandKind::kPublish:
+        publish(command);
+        break;
+      case CommandKind::kGrant:
+        grant(command);
+        break;
+    }
+  }
+}
+
+void FakeShell::unpublish(const Command& command) {
+  FakeLayer& layer = world_.layer(command.model, command.layer);
+  expect(layer.table[command.expert.value] == static_cast<std::int32_t>(command.slot.value),
+         ViolationKind::kBadCommand, "unpublish of an expert that is not in that slot");
+  expect(layer.busy[command.slot.value] == 0, ViolationKind::kBadCommand, "unpublish of a slot that is busy");
+  for (const Lane& lane : lanes_) {
+    expect(lane.client == nullptr || lane.client->model() != command.model ||
+               !lane.client->relies_on(command.layer, command.expert),
+           ViolationKind::kUntruthfulGrant, "an expert was taken away under a granted lease");
+  }
+  layer.table[command.expert.value] = kAbsent;
+  layer.busy[command.slot.value] = 1;
+  ++world_.stats.evictions;
+  Grace grace;
+  grace.place = {.model = command.model, .layer = command.layer, .slot = command.slot};
+  graces_.push_back(std::move(grace));
+}
+
+void FakeShell::start_read(const Command& command) {
+  FakeLayer& layer = world_.layer(command.model, command.layer);
+  const std::int32_t slot = static_cast<std::int32_t>(command.slot.value);
+  expect(std::find(layer.table.begin(), layer.table.end(), slot) == layer.table.end(),
+         ViolationKind::kBadCommand, "read into a slot that the table names");
+  expect(layer.table[command.expert.value] == kAbsent, ViolationKind::kBadCommand,
+         "read of a resident expert");
+  const auto same_slot = [&](const Place& place) {
+    return place.model == command.model && place.layer == command.layer && place.slot == command.slot;
+  };
+  expect(std::none_of(graces_.begin(), graces_.end(),
+                      [&](const Grace& grace) { return same_slot(grace.place); }),
+         ViolationKind::kBadCommand, "read into a slot within its grace period");
+  expect(std::none_of(reads_.begin(), reads_.end(), [&](const Read& read) { return same_slot(read.place); }),
+         ViolationKind::kBadCommand, "two reads into one slot");
+  layer.busy[command.slot.value] = 1;
+  layer.slots[command.slot.value].is_torn = true;  // a disk writes in any order from now on
+  ++world_.stats.reads;
+
+  const SimOptions& options = world_.options;
+  ReadOutcome outcome = ReadOutcome::kOk;
+  if (!world_.is_winding_down) {
+    if (world_.rng.permille(options.read_error_permille)) outcome = ReadOutcome::kIoError;
+    if (world_.rng.permille(options.model_changed_permille)) outcome = ReadOutcome::kModelChanged;
+  }
+  reads_.push_back({.place = {.model = command.model, .layer = command.layer, .slot = command.slot},
+                    .expert = command.expert,
+                    .due = world_.now + world_.rng.below(options.read_delay_ticks_max + 1),
+                    .outcome = outcome});
+}
+
+void FakeShell::publish(const Command& command) {
+  FakeLayer& layer = world_.layer(command.model, command.layer);
+  const SlotBytes& bytes = layer.slots[command.slot.value];
+  expect(layer.table[command.expert.value] == kAbsent, ViolationKind::kBadCommand,
+         "publish of a resident expert");
+  expect(layer.busy[command.slot.value] == 0, ViolationKind::kUntruthfulPublish,
+         "publish of a slot that is busy");
+  expect(!bytes.is_torn && bytes.expert == command.expert, ViolationKind::kUntruthfulPublish,
+         "publish of a slot without the expert's bytes");
+  layer.table[command.expert.value] = static_cast<std::int32_t>(command.slot.value);
+}
+
+void FakeShell::grant(const Command& command) {
+  Lane& lane = lanes_[command.lane.value];
+  expect(lane.client != nullptr && lane.client->model() == command.model, ViolationKind::kBadCommand,
+         "an answer for a lane that is closed");
+  // Commands of several events may be taken together, so the answer of a lease that was replaced since can
+  // come late.
+  const bool is_newest = lane.is_pending && lane.pending_seq == command.seq;
+  expect(is_newest || (world_.options.command_batch > 1 && lane.is_pending && command.seq < lane.pending_seq),
+         ViolationKind::kBadCommand, "an answer that no lease waits for");
+  lane.client->words.lease_done = command.seq;
+  lane.client->words.lease_status = command.status;
+  if (!is_newest) return;
+  lane.is_pending = false;
+  const FakeLayer& layer = world_.layer(command.model, lane.pending_layer);
+  switch (command.status) {
+    case GrantStatus::kOk:
+      for (ExpertIndex expert : lane.pending_ids) {
+        expect(layer.table[expert.value] != kAbsent, ViolationKind::kUntruthfulGrant,
+               "granted, but not resident");
+      }
+      break;
+    case GrantStatus::kIoError:
+      expect(lane.has_seen_io_error, ViolationKind::kUntruthfulGrant, "failed, but no read of it had");
+      break;
+    case GrantStatus::kModelChanged:
+      expect(lane.has_seen_change, ViolationKind::kUntruthfulGrant, "changed, but no read of it said so");
+      break;
+    case GrantStatus::kRefused:
+      expect(lane.pending_ids.size() > layer.shape.n_slots, ViolationKind::kUntruthfulGrant,
+             "refused what would fit");
+      break;
+  }
+}
+
+void FakeShell::check_at_rest() {
+  carry_out_commands();
+  for (std::uint32_t i = 0; i < n_lanes(); ++i) {
+    expect(!brain_.has_lease_until(LaneId(i), nullptr), ViolationKind::kStuck, "a lease outlived its epoch");
+  }
+  for (const auto& [id, model] : world_.models) {
+    if (model.is_removed) continue;
+    const auto counters = brain_.counters(id);
+    for (std::uint32_t i = 0; i < model.layers.size(); ++i) {
+      const FakeLayer& layer = model.layers[i];
+      const auto n_absent = std::count(layer.table.begin(), layer.table.end(), kAbsent);
+      expect(
+          brain_.resident(id, LayerIndex(i)) == layer.shape.n_experts - static_cast<std::uint32_t>(n_absent),
+          ViolationKind::kWrongCount, "resident");
+      expect(counters[i].lookups == layer.expected.lookups, ViolationKind::kWrongCount, "lookups");
+      expect(counters[i].leases == layer.expected.leases, ViolationKind::kWrongCount, "leases");
+      world_.stats.leases_queued += counters[i].leases_queued;
+      // With batches the table lags behind the Brain, so hits cannot be told from outside.
+      if (world_.options.command_batch > 1) continue;
+      expect(counters[i].hits == layer.expected.hits, ViolationKind::kWrongCount, "hits");
+      expect(counters[i].misses == layer.expected.misses, ViolationKind::kWrongCount, "misses");
+    }
+  }
+}
+
+}  // namespace moecached::sim

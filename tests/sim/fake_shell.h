@@ -1,0 +1,95 @@
+// The daemon around the real Brain, without a kernel: drains rings, watches epochs, keeps the slot table,
+// waits for grace periods, reads from a fake disk. It carries out what the Brain commands and checks each
+// command against the state of the slot, the table and the lanes. Every public member is one atomic action.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/sim/fake_lane.h"
+#include "tests/sim/world.h"
+
+namespace moecached::sim {
+
+class FakeShell {
+ public:
+  explicit FakeShell(World& world) : world_(world), lanes_(world.options.n_lanes) {}
+
+  // Configuration.
+  void add_model(ModelId id, const ModelShape& shape);
+  void remove_model(ModelId id);  // its processes die first; completions that are under way come late
+  void set_policy(ModelId id, const std::string& spec, bool is_valid);
+  void open_lane(std::uint32_t lane, ModelId model, FakeLane::Kind kind);
+  void close_lane(std::uint32_t lane);  // noticed dead, or closed in good order
+
+  // Work; each does nothing when there is nothing to do.
+  void poll_epoch(std::uint32_t lane);
+  void drain_record(std::uint32_t lane);
+  void advance_grace(std::size_t i);
+  void finish_read(std::size_t i);  // REQUIRES: is_due(i) or winding down
+  void carry_out_commands();
+
+  [[nodiscard]] FakeLane* lane(std::uint32_t id) { return lanes_[id].client.get(); }
+  [[nodiscard]] std::uint32_t n_lanes() const { return static_cast<std::uint32_t>(lanes_.size()); }
+  [[nodiscard]] std::size_t n_graces() const { return graces_.size(); }
+  [[nodiscard]] std::size_t n_reads() const { return reads_.size(); }
+  [[nodiscard]] bool is_due(std::size_t i) const { return reads_[i].due <= world_.now; }
+  // At rest: no lease is left, and the counters say what happened.
+  void check_at_rest();
+
+ private:
+  struct Lane {
+    std::unique_ptr<FakeLane> client;  // null: the id is free
+    std::uint64_t opening = 0;         // tells two owners of one id apart
+    // The lease that the Brain has and has not answered.
+    std::uint32_t pending_seq = 0;
+    std::vector<ExpertIndex> pending_ids;
+    LayerIndex pending_layer;
+    bool has_seen_io_error = false, has_seen_change = false;  // in reads of its experts
+    bool is_pending = false;
+  };
+  struct Place {
+    ModelId model;
+    LayerIndex layer;
+    SlotIndex slot;
+  };
+  struct Grace {
+    struct Wait {
+      std::uint32_t lane;
+      std::uint64_t opening;
+      std::uint64_t epoch;
+    };
+    Place place;
+    bool has_looked = false;
+    std::vector<Wait> waits;
+  };
+  struct Read {
+    Place place;
+    ExpertIndex expert;
+    std::uint64_t due = 0;
+    ReadOutcome outcome = ReadOutcome::kOk;
+  };
+
+  void after_event();
+  void unpublish(const Command& command);
+  void start_read(const Command& command);
+  void publish(const Command& command);
+  void grant(const Command& command);
+  void look_at_lanes(Grace& grace) const;
+  [[nodiscard]] bool is_over(const Grace& grace) const;
+  void note_lookups(FakeLayer& layer, const Record& record) const;
+
+  World& world_;
+  Brain brain_;
+  std::vector<Lane> lanes_;
+  std::vector<Grace> graces_;
+  std::vector<Read> reads_;
+  std::uint64_t n_openings_ = 0;
+  std::uint64_t read_serial_ = 0;
+  std::uint32_t n_events_untaken_ = 0;
+};
+
+}  // namespace moecached::sim

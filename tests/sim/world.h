@@ -1,0 +1,88 @@
+// What the parts of a simulation share: memory, lanes, the disk queue, chance, and what was seen.
+//
+// Memory is simulated as what it holds: a slot knows whose bytes it has and which read wrote them, so a lane
+// that computes with the wrong ones is caught at the very load. Actions are atomic and in one order; the
+// memory fences of the real shell and client are not modelled.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "daemon/residency/brain.h"
+#include "tests/sim/rng.h"
+#include "tests/sim/sim_options.h"
+#include "tests/sim/trace.h"
+
+namespace moecached::sim {
+
+enum class ViolationKind : std::uint8_t {
+  kNone,
+  kWrongBytes,         // a lane read a slot that does not hold what the table said
+  kUntruthfulGrant,    // granted, but not resident; failed, but nothing had failed; refused, but it would fit
+  kUntruthfulPublish,  // the table would name a slot without the expert's bytes
+  kBadCommand,         // does not fit the state of the slot or of the lane
+  kStuck,              // not at rest although no fault is pending
+  kWrongCount,         // counters differ from what happened
+};
+
+struct Violation : std::runtime_error {
+  Violation(ViolationKind k, const std::string& text) : std::runtime_error(text), kind(k) {}
+  ViolationKind kind;
+};
+
+inline void expect(bool condition, ViolationKind kind, const char* text) {
+  if (!condition) throw Violation(kind, text);
+}
+
+struct SlotBytes {
+  bool is_torn = true;  // never written, half written, or its read failed
+  ExpertIndex expert;
+  std::uint64_t serial = 0;  // of the read that wrote it
+};
+
+struct FakeLayer {
+  LayerShape shape;
+  std::vector<std::int32_t> table;  // as clients see it: slot per expert, or kAbsent
+  std::vector<SlotBytes> slots;
+  std::vector<std::uint8_t> busy;  // per slot: the shell waits for its grace period or its read
+  LayerCounters expected;          // of lookups, hits, misses and leases, where they can be told from outside
+};
+
+struct FakeModel {
+  std::vector<FakeLayer> layers;
+  bool is_removed = false;  // the memory stays until the last read into it has ended
+};
+
+constexpr std::int32_t kAbsent = -1;
+constexpr std::uint32_t kLayerAll = 0xffff;
+
+struct Stats {
+  std::uint64_t epochs = 0, grants = 0, refusals = 0, failed_grants = 0, evictions = 0, reads = 0, waves = 0;
+  std::uint64_t deaths_waiting = 0, deaths_mid_epoch = 0, deaths_idle = 0, stalls = 0, closes = 0;
+  std::uint64_t read_errors = 0, models_changed = 0, duplicates = 0, late_completions = 0, models_removed = 0;
+  std::uint64_t policy_swaps = 0, policies_refused = 0, all_layer_epochs = 0, lies = 0, graces_waited = 0;
+  std::uint64_t leases_queued = 0;
+  std::uint64_t wait_ticks_max = 0;  // of an honest lane, from its LEASE record to the answer
+};
+
+struct World {
+  explicit World(const SimOptions& o) : options(o), rng(o.seed), trace(o.keep_trace_text) {}
+
+  SimOptions options;
+  Rng rng;
+  Trace trace;
+  Stats stats;
+  std::uint64_t now = 0;
+  bool is_winding_down = false;  // lanes finish what they are at and begin nothing new
+  std::map<ModelId, FakeModel> models;
+
+  [[nodiscard]] FakeLayer& layer(ModelId model, LayerIndex index) {
+    return models.at(model).layers.at(index.value);
+  }
+};
+
+}  // namespace moecached::sim

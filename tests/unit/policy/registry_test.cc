@@ -1,0 +1,65 @@
+#include "daemon/policy/registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace moecached {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+constexpr PolicyShape kShape{.n_experts = 8, .n_slots = 4};
+
+std::string error_of(std::string_view spec, PolicyShape shape = kShape) {
+  const auto policy = make_policy(spec, shape);
+  if (policy) return "no error";
+  EXPECT_EQ(policy.error().code, FaultCode::kInvalid);
+  return policy.error().text;
+}
+
+TEST(PolicyRegistry, NamesLruAndSlru) {
+  EXPECT_THAT(policy_names(), Contains("lru"));
+  EXPECT_THAT(policy_names(), Contains("slru"));
+}
+
+TEST(PolicyRegistry, MakesEveryPolicyThatItNames) {
+  for (std::string_view name : policy_names()) {
+    const auto policy = make_policy(name, kShape);
+    ASSERT_TRUE(policy) << name;
+    EXPECT_EQ((*policy)->name(), name);
+  }
+}
+
+TEST(PolicyRegistry, TakesOptionsBehindAColon) {
+  for (std::string_view spec :
+       {"lru:", "slru:", "slru:probation=50", "slru:admit=always", "slru:probation=20,admit=second-miss"}) {
+    EXPECT_TRUE(make_policy(spec, kShape)) << spec;
+  }
+}
+
+TEST(PolicyRegistry, AnUnknownNameIsAnErrorThatListsTheNames) {
+  EXPECT_EQ(error_of("fifo"), "no policy 'fifo'; there are lru, slru");
+  EXPECT_EQ(error_of(""), "no policy ''; there are lru, slru");
+  EXPECT_EQ(error_of("LRU"), "no policy 'LRU'; there are lru, slru");
+}
+
+TEST(PolicyRegistry, AnUnknownOptionIsAnErrorThatListsTheKnownOnes) {
+  EXPECT_EQ(error_of("lru:probation=20"), "policy lru: no option 'probation'; it has none");
+  EXPECT_EQ(error_of("slru:size=20"), "policy slru: no option 'size'; it has probation, admit");
+}
+
+TEST(PolicyRegistry, AnOptionOutOfRangeIsAnErrorThatSaysTheRange) {
+  EXPECT_THAT(error_of("slru:probation=0"), HasSubstr("from 1 to 100"));
+  EXPECT_THAT(error_of("slru:probation=101"), HasSubstr("from 1 to 100"));
+  EXPECT_THAT(error_of("slru:admit=never"), HasSubstr("always, second-miss"));
+}
+
+TEST(PolicyRegistry, RefusesShapesWithoutASlotOrWithMoreSlotsThanExperts) {
+  EXPECT_THAT(error_of("lru", {.n_experts = 4, .n_slots = 0}), HasSubstr("0 slots for 4 experts"));
+  EXPECT_THAT(error_of("lru", {.n_experts = 4, .n_slots = 5}), HasSubstr("5 slots for 4 experts"));
+  EXPECT_THAT(error_of("lru", {.n_experts = 0, .n_slots = 0}), HasSubstr("0 slots for 0 experts"));
+}
+
+}  // namespace
+}  // namespace moecached

@@ -1,0 +1,50 @@
+// moecached_requantize: writes a GGUF in another type with the host's own llama_model_quantize, so that the tests have models in
+// types that the repo does not carry. Quality is lost; the tests compare runs of one file, so it does not matter.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "llama.h"
+
+namespace {
+
+void* open_library(const std::filesystem::path& folder, const char* stem) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with(stem) && name.find(".so") != std::string::npos) {
+      if (void* handle = ::dlopen(entry.path().c_str(), RTLD_NOW | RTLD_GLOBAL)) return handle;
+    }
+  }
+  std::fprintf(stderr, "moecached_requantize: no %s*.so in %s: %s\n", stem, folder.c_str(), ::dlerror());
+  std::exit(3);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 6 || std::strcmp(argv[1], "--libs") != 0) {
+    std::fprintf(stderr, "usage: moecached_requantize --libs DIR IN.gguf OUT.gguf q8_0|mxfp4\n");
+    return 2;
+  }
+  const std::filesystem::path libs = argv[2];
+  const std::string kind = argv[5];
+  void* ggml = open_library(libs, "libggml.");
+  void* llama = open_library(libs, "libllama.");
+  auto load_all = reinterpret_cast<void (*)(const char*)>(::dlsym(ggml, "ggml_backend_load_all_from_path"));
+  auto defaults = reinterpret_cast<decltype(&llama_model_quantize_default_params)>(
+      ::dlsym(llama, "llama_model_quantize_default_params"));
+  auto quantize = reinterpret_cast<decltype(&llama_model_quantize)>(::dlsym(llama, "llama_model_quantize"));
+  if (load_all == nullptr || defaults == nullptr || quantize == nullptr) {
+    std::fprintf(stderr, "moecached_requantize: this libllama has no llama_model_quantize\n");
+    return 3;
+  }
+  load_all(libs.c_str());
+  llama_model_quantize_params params = defaults();
+  params.allow_requantize = true;
+  params.nthread = 2;
+  params.ftype = kind == "mxfp4" ? LLAMA_FTYPE_MOSTLY_MXFP4_MOE : LLAMA_FTYPE_MOSTLY_Q8_0;
+  return quantize(argv[3], argv[4], &params) == 0 ? 0 : 1;
+}

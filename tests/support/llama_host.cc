@@ -200,8 +200,12 @@ class Libraries {
 };
 
 const Libraries* g_libraries = nullptr;
-// Calls a function of llama.h or ggml by its own name and type.
-#define LLAMA(function) (g_libraries->get<decltype(::function)>(#function))
+// A function of llama.h or ggml under its own name and type, looked up once.
+#define LLAMA(function)                                                           \
+  ([] {                                                                           \
+    static auto* const found = g_libraries->get<decltype(::function)>(#function); \
+    return found;                                                                 \
+  }())
 
 // A line of /proc/self/status in bytes.
 uint64_t status_bytes(const std::string& field) {

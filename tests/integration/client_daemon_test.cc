@@ -1,0 +1,277 @@
+// The real client against the real daemon, in one process so that the sanitizers see both sides: threads that
+// resolve random experts of a pool much too small, and compare every byte of every slot with what the file
+// holds.
+#include <gtest/gtest.h>
+#include <moecached/moecached.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon/ipc/daemon.h"
+#include "tests/support/gguf_builder.h"
+
+namespace moecached {
+namespace {
+
+constexpr std::uint32_t kExperts = 16;
+constexpr std::uint32_t kTopK = 4;
+
+class ClientDaemonTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char folder[] = "/tmp/moecached-client-daemon-XXXXXX";
+    ASSERT_NE(::mkdtemp(folder), nullptr);
+    folder_ = folder;
+    model_ = folder_ / "model.gguf";
+    test::write_file(
+        model_, test::make_moe({.n_layers = 3, .n_experts = kExperts, .n_expert_used = kTopK, .biases = true})
+                    .build()
+                    .bytes);
+    start({.kind = SlotsSpec::Kind::kCount, .value = 6});
+  }
+  void TearDown() override {
+    daemon_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+  void start(SlotsSpec slots) {
+    Config config;
+    config.handle_socket = folder_ / "handle.sock";
+    config.control_socket = folder_ / "control.sock";
+    config.pool_bytes = 64u << 20;
+    config.slots = slots;
+    auto daemon = Daemon::start(config);
+    ASSERT_TRUE(daemon) << daemon.error().text;
+    daemon_ = *std::move(daemon);
+  }
+
+  std::filesystem::path folder_, model_;
+  std::unique_ptr<Daemon> daemon_;
+};
+
+// One client: a session of its own, or a lane of a shared one.
+class Client {
+ public:
+  Client(const std::filesystem::path& folder, const std::filesystem::path& model) {
+    EXPECT_EQ(moecached_session_open((folder / "handle.sock").c_str(), "test", &session_), MOECACHED_OK)
+        << moecached_last_error();
+    const char* path = model.c_str();
+    EXPECT_EQ(moecached_model_open(session_, &path, 1, &model_), MOECACHED_OK) << moecached_last_error();
+    EXPECT_EQ(moecached_lane_open(model_, &lane_), MOECACHED_OK) << moecached_last_error();
+  }
+  ~Client() {
+    moecached_lane_close(lane_);
+    moecached_model_close(model_);
+    moecached_session_close(session_);
+  }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // Bytes of `slot` that differ from expert `id` of the file.
+  std::size_t wrong_bytes(std::uint32_t layer, std::int32_t id, std::int32_t slot) const {
+    moecached_layer_info info{};
+    EXPECT_EQ(moecached_model_layer(model_, layer, &info), MOECACHED_OK);
+    std::size_t wrong = 0;
+    std::vector<std::byte> expected;
+    for (std::uint32_t p = 0; p < info.n_parts; ++p) {
+      moecached_part_info part{};
+      EXPECT_EQ(moecached_model_part(model_, layer, p, &part), MOECACHED_OK);
+      expected.resize(part.expert_bytes);
+      test::fill_tensor_bytes(part.name, static_cast<std::uint64_t>(id) * part.expert_bytes, expected);
+      const auto* at = static_cast<const std::byte*>(info.window) +
+                       static_cast<std::uint64_t>(slot) * info.slot_stride + part.slot_offset;
+      for (std::size_t i = 0; i < expected.size(); ++i) wrong += at[i] != expected[i] ? 1 : 0;
+    }
+    return wrong;
+  }
+
+  // `rounds` tokens with random experts; returns how many bytes were wrong.
+  std::size_t decode(std::uint32_t seed, int rounds) {
+    std::mt19937 random(seed);
+    std::size_t wrong = 0;
+    for (int i = 0; i < rounds; ++i) {
+      for (std::uint32_t layer = 0; layer < moecached_model_layers(model_); ++layer) {
+        std::int32_t ids[kTopK], slots[kTopK];
+        for (auto& id : ids) id = static_cast<std::int32_t>(random() % kExperts);
+        const auto status = moecached_lane_resolve(lane_, layer, ids, 1, kTopK, 0, slots);
+        EXPECT_EQ(status, MOECACHED_OK) << moecached_last_error();
+        if (status != MOECACHED_OK) return wrong + 1;
+        for (std::size_t k = 0; k < kTopK; ++k) wrong += wrong_bytes(layer, ids[k], slots[k]);
+      }
+      moecached_lane_end(lane_);
+    }
+    return wrong;
+  }
+
+  moecached_counters counters() const {
+    moecached_counters out{};
+    moecached_model_counters(model_, &out);
+    return out;
+  }
+  moecached_lane* lane() { return lane_; }
+  moecached_model* model() { return model_; }
+  moecached_session* session() { return session_; }
+
+ private:
+  moecached_session* session_ = nullptr;
+  moecached_model* model_ = nullptr;
+  moecached_lane* lane_ = nullptr;
+};
+
+TEST_F(ClientDaemonTest, EverySlotHoldsItsExpertWhileTheyAreSwappedUnderFourClients) {
+  std::atomic<std::size_t> wrong = 0;
+  std::atomic<std::uint64_t> fallback = 0, leases = 0;
+  std::vector<std::thread> threads;
+  for (std::uint32_t seed = 1; seed <= 4; ++seed) {
+    threads.emplace_back([&, seed] {
+      Client client(folder_, model_);
+      wrong += client.decode(seed, 150);
+      fallback += client.counters().fallback_reads;
+      leases += client.counters().leases;
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_EQ(fallback, 0u);
+  EXPECT_GT(leases, 0u);
+}
+
+TEST_F(ClientDaemonTest, CheckerSeesAWrongExpert) {
+  Client client(folder_, model_);
+  std::int32_t ids[2] = {1, 2}, slots[2];
+  ASSERT_EQ(moecached_lane_resolve(client.lane(), 0, ids, 1, 2, 0, slots), MOECACHED_OK);
+  EXPECT_EQ(client.wrong_bytes(0, ids[0], slots[0]), 0u);
+  EXPECT_GT(client.wrong_bytes(0, ids[0], slots[1]), 0u);
+}
+
+TEST_F(ClientDaemonTest, PolicyChangesWhileClientsDecode) {
+  std::atomic<bool> done = false;
+  std::atomic<std::size_t> wrong = 0;
+  std::thread decoder([&] {
+    Client client(folder_, model_);
+    wrong += client.decode(9, 200);
+    done = true;
+  });
+  int swaps = 0;
+  while (!done) {
+    auto set = daemon_->set_policy(0, swaps % 2 == 0 ? "lru" : "slru:admit=second-miss");
+    ASSERT_TRUE(set) << set.error().text;
+    ++swaps;
+  }
+  decoder.join();
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_GT(swaps, 1);
+  EXPECT_FALSE(daemon_->set_policy(0, "no-such-policy"));
+}
+
+TEST_F(ClientDaemonTest, StreamedPartsAreThoseOfTheFile) {
+  Client client(folder_, model_);
+  for (std::uint32_t part = 0; part < 3; ++part) {
+    moecached_part_info info{};
+    ASSERT_EQ(moecached_model_part(client.model(), 1, part, &info), MOECACHED_OK);
+    const std::size_t n = std::min<std::size_t>(kExperts, moecached_stream_capacity(client.lane(), 1, part));
+    std::vector<std::int32_t> experts(n);
+    for (std::size_t i = 0; i < n; ++i) experts[i] = static_cast<std::int32_t>(n - 1 - i);
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      ASSERT_EQ(moecached_stream_begin(client.lane(), 1, part, experts.data(), n, half), MOECACHED_OK)
+          << moecached_last_error();
+      const void* data = nullptr;
+      ASSERT_EQ(moecached_stream_wait(client.lane(), half, &data), MOECACHED_OK) << moecached_last_error();
+      std::vector<std::byte> expected(info.expert_bytes);
+      for (std::size_t i = 0; i < n; ++i) {
+        test::fill_tensor_bytes(info.name, static_cast<std::uint64_t>(experts[i]) * info.expert_bytes,
+                                expected);
+        EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
+                               static_cast<const std::byte*>(data) + i * info.expert_bytes));
+      }
+    }
+  }
+  EXPECT_EQ(client.counters().fallback_reads, 0u);
+}
+
+TEST_F(ClientDaemonTest, SecondSessionReadsNothingThatIsResident) {
+  std::int32_t ids[kTopK] = {0, 1, 2, 3}, slots[kTopK];
+  Client first(folder_, model_);
+  ASSERT_EQ(moecached_lane_resolve(first.lane(), 0, ids, 1, kTopK, 0, slots), MOECACHED_OK);
+  moecached_lane_end(first.lane());
+  const auto before = daemon_->models().front().bytes_read;
+  Client second(folder_, model_);
+  ASSERT_EQ(moecached_lane_resolve(second.lane(), 0, ids, 1, kTopK, 0, slots), MOECACHED_OK);
+  EXPECT_EQ(second.counters().leases, 0u);
+  EXPECT_EQ(daemon_->models().front().bytes_read, before);
+  EXPECT_EQ(daemon_->models().size(), 1u);
+}
+
+TEST_F(ClientDaemonTest, ModelThatIsNotAGgufIsRefusedAndTheSessionGoesOn) {
+  const auto bad = folder_ / "bad.gguf";
+  std::ofstream(bad) << "this is not a model, but it is longer than a header";
+  Client good(folder_, model_);
+  moecached_session* session = nullptr;
+  ASSERT_EQ(moecached_session_open((folder_ / "handle.sock").c_str(), "bad", &session), MOECACHED_OK);
+  const char* path = bad.c_str();
+  moecached_model* model = nullptr;
+  EXPECT_EQ(moecached_model_open(session, &path, 1, &model), MOECACHED_E_REFUSED);
+  EXPECT_NE(std::string(moecached_last_error()), "");
+  path = model_.c_str();
+  EXPECT_EQ(moecached_model_open(session, &path, 1, &model), MOECACHED_OK) << moecached_last_error();
+  moecached_model_close(model);
+  moecached_session_close(session);
+  EXPECT_EQ(good.decode(3, 10), 0u);
+}
+
+TEST_F(ClientDaemonTest, FileChangedInUseStopsItsClientsAndNothingElse) {
+  const auto other = folder_ / "other.gguf";
+  test::write_file(
+      other, test::make_moe({.n_layers = 1, .n_experts = kExperts, .n_expert_used = kTopK}).build().bytes);
+  Client victim(folder_, model_), bystander(folder_, other);
+  std::int32_t ids[kTopK] = {0, 1, 2, 3}, slots[kTopK];
+  ASSERT_EQ(moecached_lane_resolve(victim.lane(), 0, ids, 1, kTopK, 0, slots), MOECACHED_OK);
+  std::ofstream(model_, std::ios::app) << "more";
+  std::int32_t others[kTopK] = {8, 9, 10, 11};
+  EXPECT_EQ(moecached_lane_resolve(victim.lane(), 0, others, 1, kTopK, 0, slots), MOECACHED_E_MODEL_CHANGED);
+  EXPECT_NE(std::string(moecached_last_error()).find("changed"), std::string::npos) << moecached_last_error();
+  EXPECT_EQ(bystander.decode(5, 20), 0u);
+  const auto models = daemon_->models();
+  EXPECT_EQ(std::ranges::count_if(models, [](const ModelReport& m) { return m.changed_on_disk; }), 1);
+}
+
+TEST_F(ClientDaemonTest, RestartedDaemonIsTakenUpWithAnotherPoolSize) {
+  Client client(folder_, model_);
+  EXPECT_EQ(client.decode(1, 20), 0u);
+  daemon_.reset();
+  EXPECT_EQ(client.decode(2, 20), 0u);
+  EXPECT_GT(client.counters().fallback_reads, 0u);
+  start({.kind = SlotsSpec::Kind::kCount, .value = 9});
+  const auto generation = moecached_model_generation(client.model());
+  while (moecached_session_reconnect(client.session()) != MOECACHED_OK) std::this_thread::yield();
+  moecached_layer_info info{};
+  ASSERT_EQ(moecached_model_layer(client.model(), 0, &info), MOECACHED_OK);
+  EXPECT_EQ(info.n_slots, 9u);
+  EXPECT_NE(moecached_model_generation(client.model()), generation);
+  const auto fallback = client.counters().fallback_reads;
+  EXPECT_EQ(client.decode(3, 20), 0u);
+  EXPECT_EQ(client.counters().fallback_reads, fallback);
+  EXPECT_EQ(client.counters().reconnects, 1u);
+}
+
+TEST_F(ClientDaemonTest, UnusedModelMakesRoomAndUsedOneDoesNot) {
+  EXPECT_FALSE(daemon_->drop_model(1));
+  {
+    Client client(folder_, model_);
+    EXPECT_FALSE(daemon_->drop_model(daemon_->models().front().id));
+  }
+  // The session ends when the daemon has seen its socket close.
+  while (daemon_->models().front().sessions > 0) std::this_thread::yield();
+  EXPECT_TRUE(daemon_->drop_model(daemon_->models().front().id));
+  EXPECT_TRUE(daemon_->models().empty());
+}
+
+}  // namespace
+}  // namespace moecached

@@ -19,9 +19,6 @@ constexpr int kBusyTickMs = 1;
 constexpr int kActiveTickMs = 20;
 constexpr int kIdleTickMs = 200;
 constexpr std::uint64_t kActiveFor = 1000 * kMillisecond;
-// A lane that keeps others waiting in one epoch for this long is reported as stalled; its slots stay out of
-// use.
-constexpr std::uint64_t kStallAfter = 100 * kMillisecond;
 
 // epoll user data: what woke the loop.
 enum : std::uint64_t { kWakePost = 0, kWakeSsd = 1, kWakeDoorbell = 2, kWakePidfd = 3 };
@@ -355,25 +352,35 @@ bool Core::waiting_on_lanes() const {
   return false;
 }
 
+// A lane that keeps an eviction waiting and does not move (a stopped process) must not hold up the others for
+// as long as it likes: the expert that it may be using goes back into its slot and is kept for it, and
+// whoever wanted the slot gets another.
 void Core::watch_stalls() {
+  if (grace_.empty()) return;
   const std::uint64_t now = monotonic_ns();
-  for (auto& [id, state] : sessions_) {
-    for (const auto& lane : state.lanes) {
-      if (lane) lane->stalled = lane->stalled && !grace_.empty();
-    }
-  }
-  grace_.for_each_wait([&](std::uint64_t key, const GraceTicket&) {
+  stalled_.clear();
+  grace_.for_each_wait([&](std::uint64_t key, const GraceTicket& ticket) {
     Lane* lane = find_lane(key);
     if (lane == nullptr) return;
     const std::uint64_t begun = std::atomic_ref(lane->words->begun).load(std::memory_order_relaxed);
     if (lane->stalled_since_ns == 0 || lane->stalled_begun != begun) {
       lane->stalled_since_ns = now;
       lane->stalled_begun = begun;
-      lane->stalled = false;
-    } else if (now - lane->stalled_since_ns > kStallAfter) {
-      lane->stalled = true;
+    } else if (now - lane->stalled_since_ns > kStallAfterNs) {
+      stalled_.emplace_back(key, ticket);
     }
   });
+  for (const auto& [key, ticket] : stalled_) {
+    Lane* lane = find_lane(key);
+    if (brain_.undo_eviction(ticket.model, ticket.layer, ticket.slot, ticket.expert)) {
+      grace_.forget(ticket);
+      carry_out_commands();
+    }
+    if (lane != nullptr && lane->use_epoch == lane->stalled_begun >> 16) {
+      brain_.hold(lane->id, lane->use_layer, lane->use_ids, lane->use_epoch);
+      carry_out_commands();
+    }
+  }
 }
 
 Core::Lane* Core::find_lane(std::uint64_t key) {

@@ -80,6 +80,8 @@ class Core {
   Status drop_model(std::uint32_t model);
 
  private:
+  // A lane that keeps others waiting in one epoch for this long counts as stalled.
+  static constexpr std::uint64_t kStallAfterNs = 100'000'000;
   struct Lane {
     std::uint64_t key = 0;  // session id * lanes + index
     LaneId id;
@@ -87,7 +89,6 @@ class Core {
     moecached_shm_lane* words = nullptr;
     std::unique_ptr<RingReader> ring;
     bool lease_pending = false;
-    bool stalled = false;
     std::uint64_t stalled_since_ns = 0;
     std::uint64_t stalled_begun = 0;
     // What the lane said it uses in its latest epoch.
@@ -124,6 +125,7 @@ class Core {
   [[nodiscard]] Lane* find_lane(std::uint64_t key);
   [[nodiscard]] std::shared_ptr<SharedModel> find_model(ModelId id) const;
   [[nodiscard]] std::uint64_t reserved_bytes() const;
+  [[nodiscard]] static bool is_stalled(const Lane& lane);
   bool drop_idle_model(std::uint64_t* freed);
   void erase_model(std::uint32_t id);
   [[nodiscard]] bool waiting_on_lanes() const;
@@ -157,6 +159,7 @@ class Core {
   std::vector<ReadTable::StreamDone> stream_done_;
   std::vector<GraceTicket> tickets_, grace_done_;
   std::vector<GraceLane> grace_lanes_;
+  std::vector<std::pair<std::uint64_t, GraceTicket>> stalled_;
 };
 
 }  // namespace moecached

@@ -4,12 +4,19 @@
 #include <atomic>
 
 #include "daemon/ipc/core.h"
+#include "daemon/platform/clock.h"
 
 namespace moecached {
 
 namespace {
 std::uint64_t load(std::uint64_t& word) { return std::atomic_ref(word).load(std::memory_order_relaxed); }
 }  // namespace
+
+bool Core::is_stalled(const Lane& lane) {
+  const std::uint64_t begun = load(lane.words->begun);
+  return lane.stalled_since_ns != 0 && lane.stalled_begun == begun &&
+         load(lane.words->completed) < begun >> 16 && monotonic_ns() - lane.stalled_since_ns > kStallAfterNs;
+}
 
 std::vector<ModelReport> Core::model_reports() const {
   std::vector<ModelReport> out;
@@ -77,7 +84,7 @@ std::vector<SessionReport> Core::session_reports() const {
       ++report.lanes;
       report.records += lane->ring->records();
       report.leases_pending += lane->lease_pending ? 1 : 0;
-      report.stalled = report.stalled || lane->stalled;
+      report.stalled = report.stalled || is_stalled(*lane);
     }
     report.connected_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - session.connected_at).count();

@@ -60,7 +60,12 @@ void Core::reap_sessions() {
 
 // The lanes and models of a session whose process is gone or done.
 void Core::release_session(SessionState& state) {
-  for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i) close_lane(state, i);
+  for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i) {
+    close_lane(state, i);
+    // Grace periods look at the words of every lane, also of one that never said it is open: none may be
+    // waited for once its memory goes.
+    grace_.lane_gone(state.session->id().value * MOECACHED_MAX_LANES + i);
+  }
   for (auto& [id, opened] : state.session->models) --opened.model->sessions;
   state.session->models.clear();
 }

@@ -60,6 +60,13 @@ void GraceTracker::model_gone(ModelId model) {
   std::erase_if(waiting_, [&](const Entry& entry) { return entry.ticket.model == model; });
 }
 
+void GraceTracker::forget(const GraceTicket& ticket) {
+  std::erase_if(waiting_, [&](const Entry& entry) {
+    return entry.ticket.model == ticket.model && entry.ticket.layer == ticket.layer &&
+           entry.ticket.slot == ticket.slot;
+  });
+}
+
 void GraceTracker::for_each_wait(const std::function<void(std::uint64_t, const GraceTicket&)>& visit) const {
   for (const Entry& entry : waiting_) {
     for (const Wait& wait : entry.waits) visit(wait.lane_key, entry.ticket);

@@ -42,6 +42,7 @@ class GraceTracker {
   void poll(const KnownUnused& known_unused, std::vector<GraceTicket>* done);
   void lane_gone(std::uint64_t lane_key);
   void model_gone(ModelId model);
+  void forget(const GraceTicket& ticket);  // it is not waited for any more and will not be reported
   [[nodiscard]] bool empty() const { return waiting_.empty(); }
   // Calls back for each lane that a ticket waits for, with the ticket: for stall detection.
   void for_each_wait(const std::function<void(std::uint64_t lane_key, const GraceTicket&)>& visit) const;

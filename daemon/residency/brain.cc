@@ -181,6 +181,39 @@ void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {
   State::layer_of(*model, layer).table.grace_done(slot, state_->commands);
 }
 
+bool Brain::undo_eviction(ModelId id, LayerIndex layer_index, SlotIndex slot, ExpertIndex old_expert) {
+  ModelState* model = state_->find_model(id);
+  if (model == nullptr) return false;
+  LayerState& layer = State::layer_of(*model, layer_index);
+  ExpertIndex coming;
+  const LayerTable::Undo undo = layer.table.undo_eviction(slot, old_expert, &coming, state_->commands);
+  if (undo == LayerTable::Undo::kIgnored) return false;
+  if (undo == LayerTable::Undo::kNoRoom) {
+    state_->refuse_waiting(layer, coming);
+  } else {
+    state_->serve_queue(layer);
+  }
+  return true;
+}
+
+void Brain::hold(LaneId id, LayerIndex layer_index, std::span<const ExpertIndex> experts,
+                 std::uint64_t epoch) {
+  LaneState& lane = state_->open_lane(id);
+  Lease& lease = lane.lease;
+  if (lease.state != LeaseState::kNone || epoch <= lane.completed) return;
+  LayerState& layer = State::layer_of(*lane.model, layer_index);
+  lease.experts.clear();
+  for (ExpertIndex expert : experts) {
+    if (layer.table.is_resident(expert) && lease.experts.size() < layer.table.n_slots())
+      lease.experts.push_back(expert);
+  }
+  if (lease.experts.empty()) return;
+  lease.layer = layer_index;
+  lease.epoch = epoch;
+  layer.table.admit(lease.experts, 0, state_->commands);
+  lease.state = LeaseState::kGranted;
+}
+
 void Brain::read_done(ModelId id, LayerIndex layer_index, SlotIndex slot, ReadOutcome outcome) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return;

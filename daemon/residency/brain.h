@@ -93,6 +93,14 @@ class Brain {
              std::uint64_t epoch);
   void epoch_completed(LaneId lane, std::uint64_t completed);  // releases a lease with epoch <= completed
   void grace_done(ModelId model, LayerIndex layer, SlotIndex slot);
+  // Instead of grace_done, when a lane that may use the slot has stalled in its epoch: the old expert stays
+  // where it is (kPublish), the one that was to come gets another slot, or the leases that wait for it are
+  // refused. Returns false, and changes nothing, when the slot is not being emptied or the old expert is on
+  // its way elsewhere.
+  bool undo_eviction(ModelId model, LayerIndex layer, SlotIndex slot, ExpertIndex old_expert);
+  // The lane has stalled in `epoch` and uses these: those resident are kept for it, as by a granted lease,
+  // until epoch_completed. Does nothing when the lane has a lease.
+  void hold(LaneId lane, LayerIndex layer, std::span<const ExpertIndex> experts, std::uint64_t epoch);
   void read_done(ModelId model, LayerIndex layer, SlotIndex slot, ReadOutcome outcome);
 
   // -- commands of the events so far, oldest first; the span is valid until the next event. Clears them.

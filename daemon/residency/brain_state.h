@@ -71,6 +71,8 @@ struct Brain::State {
   void drop(LaneId id);                            // whatever state the lease is in; serves who waited
   void serve_queue(LayerState& layer);
   void load_ended(LayerState& layer, ExpertIndex expert, ReadOutcome outcome);
+  void refuse_waiting(LayerState& layer,
+                      ExpertIndex expert);  // leases that wait for an expert without a slot
 
  private:
   void start(LaneId id, LayerState& layer);

@@ -8,6 +8,10 @@
 
 namespace moecached {
 
+namespace {
+constexpr ExpertIndex kNobody(UINT32_MAX);
+}
+
 LayerTable::LayerTable(Place place, LayerShape shape, std::unique_ptr<EvictionPolicy> policy,
                        LayerCounters& counters)
     : place_(place),
@@ -54,10 +58,13 @@ bool LayerTable::can_admit(std::span<const ExpertIndex> experts) const {
   return n_wanted_slots <= free_.size() + n_evictable_ - n_kept;
 }
 
-void LayerTable::choose_victims(std::size_t n) {
+void LayerTable::choose_victims(std::size_t n, ExpertIndex spared) {
   candidates_.clear();
+  next_victim_ = 0;
   for (const Slot& slot : slots_) {
-    if (slot.state == SlotState::kResident && at(slot.expert).pins == 0) candidates_.push_back(slot.expert);
+    if (slot.state == SlotState::kResident && at(slot.expert).pins == 0 && slot.expert != spared) {
+      candidates_.push_back(slot.expert);
+    }
   }
   victims_.resize(n);
   CHECK(policy_->rank(candidates_, victims_) == n);
@@ -77,34 +84,61 @@ void LayerTable::admit(std::span<const ExpertIndex> experts, Step step, std::vec
   // Ranked once for the whole set: its experts count as simultaneous, so no victim may depend on another's
   // insertion.
   victims_.clear();
-  if (n_wanted_slots > free_.size()) choose_victims(n_wanted_slots - free_.size());
-
-  std::size_t next_victim = 0;
+  if (n_wanted_slots > free_.size()) choose_victims(n_wanted_slots - free_.size(), kNobody);
   for (ExpertIndex index : experts) {
-    Expert& expert = at(index);
-    if (expert.state != ExpertState::kAbsent) continue;
-    if (!free_.empty()) {
-      expert.slot = free_.back();
-      free_.pop_back();
-      at(expert.slot).state = SlotState::kLoading;
-      commands.push_back(make_command(CommandKind::kRead, index, expert.slot));
-    } else {
-      const ExpertIndex victim_index = victims_[next_victim++];
-      Expert& victim = at(victim_index);
-      CHECK(victim.state == ExpertState::kResident && victim.pins == 0);
-      policy_->on_remove(victim_index);
-      victim.state = ExpertState::kAbsent;
-      --n_resident_;
-      --n_evictable_;
-      ++counters_.evictions;
-      expert.slot = victim.slot;
-      at(expert.slot).state = SlotState::kEvicting;
-      commands.push_back(make_command(CommandKind::kUnpublish, victim_index, expert.slot));
-    }
-    expert.state = ExpertState::kComing;
-    at(expert.slot).expert = index;
-    at(expert.slot).step = step;
+    if (at(index).state == ExpertState::kAbsent) place(index, step, commands);
   }
+}
+
+void LayerTable::place(ExpertIndex index, Step step, std::vector<Command>& commands) {
+  Expert& expert = at(index);
+  if (!free_.empty()) {
+    expert.slot = free_.back();
+    free_.pop_back();
+    at(expert.slot).state = SlotState::kLoading;
+    commands.push_back(make_command(CommandKind::kRead, index, expert.slot));
+  } else {
+    const ExpertIndex victim_index = victims_[next_victim_++];
+    Expert& victim = at(victim_index);
+    CHECK(victim.state == ExpertState::kResident && victim.pins == 0);
+    policy_->on_remove(victim_index);
+    victim.state = ExpertState::kAbsent;
+    --n_resident_;
+    --n_evictable_;
+    ++counters_.evictions;
+    expert.slot = victim.slot;
+    at(expert.slot).state = SlotState::kEvicting;
+    commands.push_back(make_command(CommandKind::kUnpublish, victim_index, expert.slot));
+  }
+  expert.state = ExpertState::kComing;
+  at(expert.slot).expert = index;
+  at(expert.slot).step = step;
+}
+
+LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_index, ExpertIndex* coming,
+                                           std::vector<Command>& commands) {
+  Slot& slot = at(index);
+  Expert& old = at(old_index);
+  if (slot.state != SlotState::kEvicting || old.state != ExpertState::kAbsent) return Undo::kIgnored;
+  *coming = slot.expert;
+  const Step step = slot.step;
+  at(*coming).state = ExpertState::kAbsent;
+  slot.state = SlotState::kResident;
+  slot.expert = old_index;
+  old.state = ExpertState::kResident;
+  old.slot = index;
+  old.inserted_step = old.last_step = step_;  // a lane uses it right now
+  ++n_resident_;
+  ++n_evictable_;
+  --counters_.evictions;
+  policy_->on_insert(old_index, step_);
+  commands.push_back(make_command(CommandKind::kPublish, old_index, index));
+  if (free_.empty()) {
+    if (n_evictable_ < 2) return Undo::kNoRoom;  // the old expert itself is the only one
+    choose_victims(1, old_index);
+  }
+  place(*coming, step, commands);
+  return Undo::kMoved;
 }
 
 void LayerTable::unpin(std::span<const ExpertIndex> experts) {

@@ -3,6 +3,7 @@
 // is appended to the command list. Thread: core loop. Memory: sized at construction; only admit and the
 // completions append commands.
 //
+// (undo_eviction: evicting -> resident again, with the old expert)
 //          admit                     read_done kOk
 //   free ------------> loading ----------------------> resident
 //    ^                  |  ^                              |
@@ -53,6 +54,11 @@ class LayerTable {
 
   // Ignored when the slot does not wait for it: a late or doubled event.
   void grace_done(SlotIndex slot, std::vector<Command>& commands);
+  // Puts the old expert back into a slot that is being emptied. kNoRoom: the expert that was to come has no
+  // slot now; its pins are for the caller to release.
+  enum class Undo : std::uint8_t { kIgnored, kMoved, kNoRoom };
+  Undo undo_eviction(SlotIndex slot, ExpertIndex old_expert, ExpertIndex* coming,
+                     std::vector<Command>& commands);
   // The expert whose read ended; nothing when the slot was not loading.
   std::optional<ExpertIndex> read_done(SlotIndex slot, ReadOutcome outcome, std::vector<Command>& commands);
 
@@ -98,7 +104,9 @@ class LayerTable {
     command.slot = slot;
     return command;
   }
-  void choose_victims(std::size_t n);  // into victims_
+  void choose_victims(std::size_t n, ExpertIndex spared);  // into victims_
+  void place(ExpertIndex expert, Step step,
+             std::vector<Command>& commands);  // into a free slot or the next victim's
 
   Place place_;
   std::unique_ptr<EvictionPolicy> policy_;
@@ -108,6 +116,7 @@ class LayerTable {
   std::vector<SlotIndex> free_;          // used from the back
   std::vector<ExpertIndex> candidates_;  // scratch
   std::vector<ExpertIndex> victims_;     // scratch
+  std::size_t next_victim_ = 0;
   std::uint32_t n_resident_ = 0;
   std::uint32_t n_evictable_ = 0;  // resident and not pinned
   Step step_ = 0;

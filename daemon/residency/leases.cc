@@ -112,4 +112,15 @@ void Brain::State::load_ended(LayerState& layer, ExpertIndex expert, ReadOutcome
   serve_queue(layer);
 }
 
+void Brain::State::refuse_waiting(LayerState& layer, ExpertIndex expert) {
+  for (std::uint32_t at = layer.loading.first(); at != LaneList::kNone;) {
+    const LaneId id(at);
+    at = LaneList::next(links, at);
+    const Lease& lease = lanes[id.value].lease;
+    if (std::find(lease.experts.begin(), lease.experts.end(), expert) == lease.experts.end()) continue;
+    fail(id, layer, GrantStatus::kRefused);
+  }
+  serve_queue(layer);
+}
+
 }  // namespace moecached

@@ -261,6 +261,25 @@ TEST_F(ClientDaemonTest, RestartedDaemonIsTakenUpWithAnotherPoolSize) {
   EXPECT_EQ(client.counters().reconnects, 1u);
 }
 
+TEST_F(ClientDaemonTest, LaneThatStallsInItsEpochKeepsItsExpertsAndHoldsUpNobody) {
+  Client stalled(folder_, model_), other(folder_, model_);
+  std::int32_t ids[2] = {1, 2}, slots[2];
+  // Leased first, which would pin them; then a plain hit, of which the daemon learns from a record only.
+  for (const std::uint32_t layer : {2u, 1u, 2u}) {
+    ASSERT_EQ(moecached_lane_resolve(stalled.lane(), layer, ids, 1, 2, 0, slots), MOECACHED_OK);
+  }
+  ASSERT_EQ(stalled.counters().leases, 2u);
+  // The lane stays in its epoch of layer 2 while another client turns the whole pool over.
+  EXPECT_EQ(other.decode(4, 60), 0u);
+  EXPECT_EQ(other.counters().fallback_reads, 0u);
+  EXPECT_EQ(stalled.wrong_bytes(2, ids[0], slots[0]), 0u);
+  EXPECT_EQ(stalled.wrong_bytes(2, ids[1], slots[1]), 0u);
+  const auto sessions = daemon_->sessions();
+  EXPECT_EQ(std::ranges::count_if(sessions, [](const SessionReport& s) { return s.stalled; }), 1);
+  moecached_lane_end(stalled.lane());
+  EXPECT_EQ(stalled.decode(5, 20), 0u);
+}
+
 TEST_F(ClientDaemonTest, UnusedModelMakesRoomAndUsedOneDoesNot) {
   EXPECT_FALSE(daemon_->drop_model(1));
   {

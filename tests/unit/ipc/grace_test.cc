@@ -95,6 +95,14 @@ TEST_F(GraceTest, LaneThatIsGoneIsNotWaitedFor) {
   EXPECT_EQ(poll(), 1u);
 }
 
+TEST_F(GraceTest, ForgottenTicketIsNeverReported) {
+  begin_epoch(0, 5, kLayer.value);
+  ASSERT_EQ(start(), 0u);
+  tracker_.forget({ModelId(1), kLayer, SlotIndex(2), ExpertIndex(9)});
+  complete(0, 5);
+  EXPECT_EQ(poll(), 0u);
+}
+
 TEST_F(GraceTest, TicketsOfAModelThatIsGoneAreDropped) {
   begin_epoch(0, 5, kLayer.value);
   ASSERT_EQ(start(), 0u);

@@ -59,7 +59,7 @@ class BadInputTestCase(harness.HostTestCase):
         self.directory = Path(directory.name)
 
     def assert_good_client(self, daemon, n_predict=32):
-        run = Host(harness.Q4_K, daemon=daemon, n_predict=n_predict).finish()
+        run = Host(harness.Q4_K, daemon=daemon, threads=1, n_predict=n_predict).finish()
         self.assert_served(run)
         self.assert_same(run, stock(harness.Q4_K, n_predict=n_predict))
 
@@ -143,7 +143,7 @@ class BadModels(BadInputTestCase):
         with Daemon("--slots", "8") as daemon:
             good = Host(harness.Q4_K, daemon=daemon, threads=1, n_predict=200)
             wait_for("decoding", lambda: daemon.lookups() > 1000)
-            bad = Host(path, daemon=daemon).finish(expect=None)
+            bad = Host(path, daemon=daemon, threads=1).finish(expect=None)
             self.assertEqual(bad.process.returncode, HOST_NO_MODEL, bad.stderr)
             good.finish()
             self.assert_served(good)
@@ -261,9 +261,11 @@ class LyingClients(BadInputTestCase):
                 nonlocal refused
                 lane.post(kind, ids, **fields)
                 refused += 1
-                wait_for("the record to be refused",
-                         lambda: self.session(daemon, client.session_id)["records_refused"] == refused)
+                wait_for("the record to be taken", lambda: lane.drained() or daemon.process.poll() is not None)
+
+            def assert_all_refused():
                 self.assert_alive(daemon)
+                self.assertEqual(self.session(daemon, client.session_id)["records_refused"], refused)
 
             for kind in (0, 4, 77, 0xFFFF):
                 lie(kind, [1, 2, 3, 4])
@@ -276,14 +278,18 @@ class LyingClients(BadInputTestCase):
             lie(ROUTE, [1], layer=LAYERS)
             lie(ROUTE, [1], layer=0xFFFF)
             lie(ROUTE, [1], flags=MORE)  # a chain is published whole
+            assert_all_refused()
             for seq, (ids, fields) in enumerate([([EXPERTS], {}), ([1, 0xFFFF], {}), ([3, 3], {}), ([1], {"layer": LAYERS}),
                                                  ([1], {"n_ids": 0}), ([1], {"flags": MORE})], start=1000):
                 lie(LEASE, ids, seq=seq, epoch=2, **fields)
-                self.assertEqual((lane.get("lease_done"), lane.get("lease_status")), (seq, REFUSED))
+                wait_for("the answer", lambda: lane.get("lease_done") == seq)
+                self.assertEqual(lane.get("lease_status"), REFUSED)
             for seq, (ids, fields) in enumerate([([EXPERTS], {}), ([1], {"part": 3}), ([1], {"layer": 999})], start=2000):
                 lie(STREAM, ids, seq=seq, half=1, **fields)
-                self.assertEqual((lane.get("stream_done1"), lane.get("stream_status1")), (seq, REFUSED))
+                wait_for("the answer", lambda: lane.get("stream_done1") == seq)
+                self.assertEqual(lane.get("stream_status1"), REFUSED)
             lie(STREAM, [1], seq=3000, half=9)
+            assert_all_refused()
 
             # More experts than slots: a valid record that cannot be granted.
             lane.post(LEASE, range(9), seq=4000, epoch=2)
@@ -307,7 +313,7 @@ class LyingClients(BadInputTestCase):
             model = client.open_model(harness.Q4_K)
             lane = client.lanes[3]
             lane.open(model)
-            for refused, head in enumerate((raw_client.RING_RECORDS + 1, 1 << 63, (1 << 64) - 1, 5), start=1):
+            for refused, head in enumerate((raw_client.RING_RECORDS + 1, 1 << 63, 5, (1 << 64) - 1), start=1):
                 lane.set(head=head)
                 lane.ring()
                 wait_for("the head to be given up", lane.drained)
@@ -369,7 +375,7 @@ class LyingClients(BadInputTestCase):
             for lane in client.lanes:
                 lane.set(begun=1 << 16 | raw_client.ALL_LAYERS)
             # Fills the pool and then waits for the epoch that never ends.
-            waiting = Host(harness.Q4_K, daemon=daemon, threads=1)
+            waiting = Host(harness.Q4_K, daemon=daemon, threads=1, environment={"MOECACHED_WAIT_MS": "200000"})
             wait_for("the pool to be full and somebody to wait",
                      lambda: any(session["leases_pending"] > 0 for session in daemon.sessions()) and
                      any(layer["resident"] < 8 for layer in daemon.models()[0]["layers"]) and
@@ -421,7 +427,7 @@ class MissingResources(BadInputTestCase):
             with self.assertRaises(Refused) as refused:
                 RawClient(daemon.socket)
             self.assertIn("limits.sessions = 1", refused.exception.text)
-            second = Host(harness.Q4_K, daemon=daemon).finish(expect=None)
+            second = Host(harness.Q4_K, daemon=daemon, threads=1).finish(expect=None)
             self.assertEqual(second.process.returncode, HOST_NO_PLUGIN, second.stderr)
             self.assertIn("limits.sessions = 1", second.stderr)
             first.finish()
@@ -432,7 +438,7 @@ class MissingResources(BadInputTestCase):
 
     def test_pool_that_is_too_small_is_named_and_the_host_keeps_its_experts(self):
         with Daemon("--pool-bytes", "64KiB") as daemon:
-            run = Host(harness.Q4_K, daemon=daemon).finish()
+            run = Host(harness.Q4_K, daemon=daemon, threads=1).finish()
             self.assertIn("is not served: the daemon refused: the pool has", run.stderr)
             self.assertIn("pool.bytes", run.stderr)
             self.assert_same(run, stock(harness.Q4_K))
@@ -457,7 +463,7 @@ class MissingResources(BadInputTestCase):
         with LimitedDaemon("--slots", "8", limits=[(resource.RLIMIT_MEMLOCK, 64 << 10)], uid=uid) as daemon:
             if daemon.ctl("status")["ssd"]["engine"] != "io_uring":
                 self.skipTest("io_uring is refused here: nothing is locked")
-            run = Host(harness.Q4_K, daemon=daemon, n_predict=200).finish()
+            run = Host(harness.Q4_K, daemon=daemon, threads=1, n_predict=200).finish()
             self.assert_served(run)
             self.assert_same(run, stock(harness.Q4_K, n_predict=200))
             ssd = daemon.ctl("status")["ssd"]

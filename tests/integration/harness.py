@@ -119,7 +119,7 @@ class Daemon:
 class Host:
     """One run of the llama.cpp host program."""
 
-    def __init__(self, model, *args, daemon=None, environment=None, prompt=PROMPT, n_predict=32, threads=2):
+    def __init__(self, model, *args, daemon=None, environment=None, prompt=PROMPT, n_predict=32, threads=1):
         self._directory = tempfile.TemporaryDirectory(prefix="moecached-host-")
         path = Path(self._directory.name)
         self.logits_path, self.json_path, self.stats_path = path / "logits", path / "json", path / "stats"

@@ -92,9 +92,7 @@ moecached_status HandleSocket::send_packet(const void* message, std::size_t byte
   do {
     sent = ::sendmsg(fd_.get(), &header, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  // EPIPE: refused before it spoke (too many sessions). The reason is in the socket; the receive that follows
-  // reads it.
-  if (sent < 0 && errno != EPIPE) {
+  if (sent < 0) {
     return fail(MOECACHED_E_UNAVAILABLE, "the daemon does not take messages any more: %s", error_name(errno));
   }
   return MOECACHED_OK;

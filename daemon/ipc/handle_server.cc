@@ -15,6 +15,7 @@ namespace moecached {
 namespace {
 
 constexpr std::size_t kMessageMax = 4096;
+constexpr std::size_t kSilentConnections = 32;  // beyond limits.sessions, not greeted yet
 
 moecached_handle_header header_of(moecached_handle_type type, std::size_t bytes, std::size_t n_fds) {
   return {MOECACHED_HANDLE_MAGIC, MOECACHED_HANDLE_VERSION, static_cast<std::uint16_t>(type),
@@ -137,12 +138,9 @@ void HandleServer::accept_all() {
     }
     UniqueFd socket = *std::move(accepted);
     if (!socket) return;
-    // A connection that has not said hello counts too: nobody can use up descriptors by connecting alone.
-    if (connections_.size() >= config_.max_sessions) {
-      send_error(socket.get(), MOECACHED_ERROR_LIMIT,
-                 "limits.sessions = " + std::to_string(config_.max_sessions) + " connections are open");
-      continue;
-    }
+    // A client is told why it is refused in answer to its hello: closing before it spoke would reset the
+    // connection, and the reason would be lost. Those that connect and say nothing are bounded too.
+    if (connections_.size() >= config_.max_sessions + kSilentConnections) continue;
     const int fd = socket.get();
     if (auto added = epoll_.add(fd, EPOLLIN, static_cast<std::uint64_t>(fd)); !added) {
       spdlog::warn("handle socket: {}", added.error().text);

@@ -112,10 +112,7 @@ class RawClient:
 
     def send(self, message, fds=()):
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        try:
-            self.socket.sendmsg([message], ancillary)
-        except BrokenPipeError:
-            pass  # refused before it spoke: the reason is there to be read
+        self.socket.sendmsg([message], ancillary)
 
     def receive(self):
         """Returns (type, body, fds) or raises what the daemon says."""

@@ -102,8 +102,8 @@ moecached_status Connection::open_model(const char* name, std::span<const Unique
 }
 
 moecached_status Connection::take_lane(std::uint32_t model_id, LaneBlock** out) {
-  // A settled block is better: records still in its ring were meant for the last lane's model, and a half that is
-  // still being read into cannot be used.
+  // A settled block is better: records still in its ring were meant for the last lane's model, and a half
+  // that is still being read into cannot be used.
   auto free_block =
       std::find_if(lanes_.begin(), lanes_.end(), [](auto& b) { return !b.in_use && settled(b); });
   if (free_block == lanes_.end()) {

@@ -25,10 +25,10 @@ struct LaneBlock {
   moecached_shm_lane* words = nullptr;
   std::uint32_t index = 0;
   bool in_use = false;
-  std::uint64_t epoch = 0;      // the last one begun
-  std::uint64_t head = 0;       // records published
+  std::uint64_t epoch = 0;        // the last one begun
+  std::uint64_t head = 0;         // records published
   bool lease_unanswered = false;  // the last LEASE was given up
-  std::uint32_t lease_seq = 0;  // of the last LEASE posted
+  std::uint32_t lease_seq = 0;    // of the last LEASE posted
   std::uint32_t stream_seq[2] = {0, 0};
   std::uint64_t stuck_tail = UINT64_MAX;  // `tail` when the daemon was last given up with the ring full
 };

@@ -49,8 +49,8 @@ class Lane {
                                               std::span<const std::int32_t> experts);
   [[nodiscard]] moecached_status stream_wait(std::uint32_t half, const void** data_out);
 
-  // Waits for reads that the daemon still does for this lane, within its patience, so that the next lane in the block
-  // finds both halves free. Before the lane is closed.
+  // Waits for reads that the daemon still does for this lane, within its patience, so that the next lane in
+  // the block finds both halves free. Before the lane is closed.
   void settle_streams();
 
   // Moves the lane to another daemon. REQUIRES: ended; the old block is given back by the caller.

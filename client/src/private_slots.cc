@@ -9,7 +9,10 @@
 namespace moecached::client {
 
 PrivateSlots::PrivateSlots(const Geometry& geometry)
-    : geometry_(geometry), slots_(geometry.n_slots), slot_of_(geometry.n_experts, kNone) {}
+    : geometry_(geometry),
+      n_touched_(geometry.n_slots_usual),
+      slots_(geometry.n_slots),
+      slot_of_(geometry.n_experts, kNone) {}
 
 moecached_status PrivateSlots::acquire(std::span<const std::uint16_t> experts, const Read& read,
                                        std::int32_t* slots_out, bool* read_out) {
@@ -74,13 +77,14 @@ moecached_status PrivateSlots::make_writable() {
   return MOECACHED_OK;
 }
 
-std::int32_t PrivateSlots::victim() const {
+std::int32_t PrivateSlots::victim() {
   std::int32_t oldest = kNone;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
+  for (std::uint32_t i = 0; i < n_touched_; ++i) {
     if (slots_[i].pins > 0) continue;
     if (oldest == kNone || slots_[i].last_use < slots_[oldest].last_use)
       oldest = static_cast<std::int32_t>(i);
   }
+  if (oldest == kNone && n_touched_ < geometry_.n_slots) oldest = static_cast<std::int32_t>(n_touched_++);
   return oldest;
 }
 

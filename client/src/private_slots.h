@@ -22,6 +22,7 @@ class PrivateSlots {
     std::uint64_t slot_stride = 0;  // bytes
     std::uint32_t first_slot = 0;   // first private slot id
     std::uint32_t n_slots = 0;
+    std::uint32_t n_slots_usual = 0;  // the others are touched only when all of these are pinned
     std::uint32_t n_experts = 0;
     std::uint64_t shared_bytes = 0;  // of the window; behind them everything is private
     std::uint64_t private_bytes = 0;
@@ -33,8 +34,9 @@ class PrivateSlots {
 
   // Gives every expert a pinned slot holding its bytes: slots_out[i] is a slot id of the window, read_out[i]
   // says whether it had to be read. All or nothing: on failure no slot stays pinned. REQUIRES: experts are
-  // distinct. MOECACHED_E_TOO_MANY: the other slots are in use by other lanes. Waiting for them could be
-  // forever, since the other lane may belong to the waiting thread.
+  // distinct. MOECACHED_E_TOO_MANY: other lanes use the other slots, which cannot be when there is one for
+  // each expert. It does not wait for them: that could be forever, since the other lane may belong to the
+  // waiting thread.
   [[nodiscard]] moecached_status acquire(std::span<const std::uint16_t> experts, const Read& read,
                                          std::int32_t* slots_out, bool* read_out);
   // Ends the use of slots that acquire() returned.
@@ -49,11 +51,12 @@ class PrivateSlots {
   };
 
   moecached_status make_writable();
-  std::int32_t victim() const;
+  std::int32_t victim();
 
   const Geometry geometry_;
   std::mutex mutex_;
   bool writable_ = false;
+  std::uint32_t n_touched_;  // slots that may hold something: n_slots_usual, or more once that was too few
   std::uint64_t uses_ = 0;
   std::vector<Slot> slots_;
   std::vector<std::int32_t> slot_of_;  // by expert; kNone or an index into slots_

@@ -8,9 +8,9 @@
 namespace moecached::client {
 namespace {
 
-// Enough that resolve() keeps its promise with no daemon (n_slots distinct experts), and that two lanes
-// decoding at once never meet; never more than there are experts.
-std::uint32_t private_slot_count(const moecached_shm_layer& layer, const moecached_shm_model& model) {
+// Memory that a process without its daemon should be content with: as many slots as it had there, and enough
+// that two lanes decoding at once do not evict each other.
+std::uint32_t usual_private_slots(const moecached_shm_layer& layer, const moecached_shm_model& model) {
   return std::min(layer.n_experts, std::max(layer.n_slots, 2 * model.n_expert_used));
 }
 
@@ -20,7 +20,10 @@ bool geometry_of(const moecached_shm_layer& layer, const moecached_shm_model& mo
   const std::uint64_t page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const std::uint64_t first =
       layer.window_bytes / layer.slot_stride + (layer.window_bytes % layer.slot_stride != 0);
-  out->n_slots = private_slot_count(layer, model);
+  // One for every expert, so that resolve() keeps its promise (n_slots distinct experts) however many lanes
+  // hold others pinned. They are addresses; only those that get used take memory.
+  out->n_slots = layer.n_experts;
+  out->n_slots_usual = usual_private_slots(layer, model);
   const std::uint64_t n_window_slots = first + out->n_slots;
   std::uint64_t bytes = 0;
   // Slot ids are int32.

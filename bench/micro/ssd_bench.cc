@@ -1,7 +1,9 @@
-// How fast the SSD tier reads random aligned blocks of a file into a pool, with a fixed number of them outstanding: to be
-// compared with fio at the same block size, depth and file (fio --rw=randread --direct=1 --ioengine=io_uring).
+// How fast the SSD tier reads random aligned blocks of a file into a pool, with a fixed number of them
+// outstanding: to be compared with fio at the same block size, depth and file (fio --rw=randread --direct=1
+// --ioengine=io_uring).
 //
-//   ssd_bench FILE [--block 1MiB] [--depth 32] [--seconds 3] [--engine auto|io_uring|pread] [--staged] [--buffered] [--json]
+//   ssd_bench FILE [--block 1MiB] [--depth 32] [--seconds 3] [--engine auto|io_uring|pread] [--staged]
+//   [--buffered] [--json]
 #include <fcntl.h>
 #include <poll.h>
 
@@ -30,7 +32,8 @@ struct Settings {
   std::uint32_t depth = 32;
   double seconds = 3;
   SsdEngine engine = SsdEngine::kAuto;
-  bool staged = false;    // destinations that direct I/O does not take, as for parts that are not aligned in the file
+  bool staged =
+      false;  // destinations that direct I/O does not take, as for parts that are not aligned in the file
   bool buffered = false;  // through the page cache
   bool json = false;
 };
@@ -63,7 +66,9 @@ std::optional<Settings> parse(int argc, char** argv) {
       const std::string_view value = argv[++i];
       const std::optional<std::uint64_t> number = parse_bytes(value);
       if (flag == "--engine" && (value == "auto" || value == "io_uring" || value == "pread")) {
-        settings.engine = value == "auto" ? SsdEngine::kAuto : value == "pread" ? SsdEngine::kPread : SsdEngine::kIoUring;
+        settings.engine = value == "auto"    ? SsdEngine::kAuto
+                          : value == "pread" ? SsdEngine::kPread
+                                             : SsdEngine::kIoUring;
       } else if (flag == "--block" && number && *number > 0 && *number % 4096 == 0) {
         settings.block_bytes = *number;
       } else if (flag == "--depth" && number && *number > 0 && *number <= 1024) {
@@ -81,7 +86,8 @@ std::optional<Settings> parse(int argc, char** argv) {
   }
   if (!settings.file.empty()) return settings;
   std::fprintf(stderr,
-               "usage: ssd_bench FILE [--block 1MiB] [--depth 32] [--seconds 3] [--engine auto|io_uring|pread] [--staged] "
+               "usage: ssd_bench FILE [--block 1MiB] [--depth 32] [--seconds 3] [--engine "
+               "auto|io_uring|pread] [--staged] "
                "[--buffered] [--json]\n");
   return std::nullopt;
 }
@@ -95,7 +101,11 @@ struct Measured {
 class Load {
  public:
   Load(const Settings& settings, SsdTier& tier, FileId file, std::uint64_t file_bytes, std::byte* memory)
-      : settings_(settings), tier_(tier), file_(file), memory_(memory), blocks_(0, file_bytes / settings.block_bytes - 1) {}
+      : settings_(settings),
+        tier_(tier),
+        file_(file),
+        memory_(memory),
+        blocks_(0, file_bytes / settings.block_bytes - 1) {}
 
   Measured run(double seconds) {
     Measured measured;
@@ -129,8 +139,9 @@ class Load {
     ReadRequest request;
     request.tag = index;
     request.n_parts = 1;
-    request.parts[0] = PartRead{file_, blocks_(random_) * settings_.block_bytes, settings_.block_bytes,
-                                memory_ + index * (settings_.block_bytes + 4096) + (settings_.staged ? 64 : 0), !settings_.staged};
+    request.parts[0] = PartRead{
+        file_, blocks_(random_) * settings_.block_bytes, settings_.block_bytes,
+        memory_ + index * (settings_.block_bytes + 4096) + (settings_.staged ? 64 : 0), !settings_.staged};
     return request;
   }
 
@@ -143,21 +154,28 @@ class Load {
 };
 
 void print(const Settings& settings, const Measured& measured, const SsdStats& stats) {
-  const double gigabytes = static_cast<double>(measured.n_reads * settings.block_bytes) / 1e9 / measured.seconds;
-  const double latency_us = stats.requests == 0 ? 0 : static_cast<double>(stats.latency_ns_total) / 1e3 / static_cast<double>(stats.requests);
+  const double gigabytes =
+      static_cast<double>(measured.n_reads * settings.block_bytes) / 1e9 / measured.seconds;
+  const double latency_us = stats.requests == 0 ? 0
+                                                : static_cast<double>(stats.latency_ns_total) / 1e3 /
+                                                      static_cast<double>(stats.requests);
   if (settings.json) {
     std::printf(
-        "{\"gb_per_s\": %.4f, \"block_bytes\": %llu, \"depth\": %u, \"seconds\": %.3f, \"requests\": %llu, \"failed\": %llu, "
-        "\"latency_us_mean\": %.1f, \"engine\": \"%s\", \"direct\": %s, \"registered_buffers\": %s, \"reads\": %llu, "
+        "{\"gb_per_s\": %.4f, \"block_bytes\": %llu, \"depth\": %u, \"seconds\": %.3f, \"requests\": %llu, "
+        "\"failed\": %llu, "
+        "\"latency_us_mean\": %.1f, \"engine\": \"%s\", \"direct\": %s, \"registered_buffers\": %s, "
+        "\"reads\": %llu, "
         "\"depth_max\": %u}\n",
         gigabytes, static_cast<unsigned long long>(settings.block_bytes), settings.depth, measured.seconds,
-        static_cast<unsigned long long>(measured.n_reads), static_cast<unsigned long long>(measured.n_failed), latency_us,
-        stats.engine.c_str(), stats.direct ? "true" : "false", stats.registered_buffers ? "true" : "false",
-        static_cast<unsigned long long>(stats.reads), stats.depth_max);
+        static_cast<unsigned long long>(measured.n_reads), static_cast<unsigned long long>(measured.n_failed),
+        latency_us, stats.engine.c_str(), stats.direct ? "true" : "false",
+        stats.registered_buffers ? "true" : "false", static_cast<unsigned long long>(stats.reads),
+        stats.depth_max);
     return;
   }
-  std::printf("%.3f GB/s, %.1f us a request; %s, %s, buffers %s%s\n", gigabytes, latency_us, stats.engine.c_str(),
-              stats.direct ? "O_DIRECT" : "page cache", stats.registered_buffers ? "registered" : "not registered",
+  std::printf("%.3f GB/s, %.1f us a request; %s, %s, buffers %s%s\n", gigabytes, latency_us,
+              stats.engine.c_str(), stats.direct ? "O_DIRECT" : "page cache",
+              stats.registered_buffers ? "registered" : "not registered",
               measured.n_failed > 0 ? ", SOME READS FAILED" : "");
   if (!stats.fallback_reason.empty()) std::printf("fallback: %s\n", stats.fallback_reason.c_str());
 }
@@ -177,7 +195,8 @@ int run(const Settings& settings) {
   }
   // What a daemon would read into.
   const std::unique_ptr<Device> device = make_host_device();
-  Result<std::unique_ptr<Pool>> pool = device->create_pool("bench", settings.depth * (settings.block_bytes + 4096));
+  Result<std::unique_ptr<Pool>> pool =
+      device->create_pool("bench", settings.depth * (settings.block_bytes + 4096));
   if (!pool) return fail(pool.error());
 
   SsdOptions options;

@@ -4,19 +4,18 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <utility>
 
-// glibc 2.36 declares these without C linkage.
-extern "C" {
-#include <sys/pidfd.h>
-}
-
 namespace moecached::ctl {
 namespace {
+
+// glibc 2.36 declares its wrapper without extern "C".
+int pidfd_open(pid_t pid) { return static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)); }
 
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> out;
@@ -100,7 +99,7 @@ int Child::start(const ChildOptions& options) {
     } while (got < 0 && errno == EINTR);
     if (got == static_cast<ssize_t>(sizeof reported)) error = reported;
     pid_ = pid;
-    pidfd_ = error == 0 ? ::pidfd_open(pid, 0) : -1;
+    pidfd_ = error == 0 ? pidfd_open(pid) : -1;
     if (error == 0 && pidfd_ < 0) {
       error = errno;
       ::kill(pid, SIGKILL);
@@ -115,7 +114,7 @@ int Child::start(const ChildOptions& options) {
 }
 
 void Child::signal(int number) const {
-  if (pidfd_ >= 0) (void)::pidfd_send_signal(pidfd_, number, nullptr, 0);
+  if (pidfd_ >= 0) (void)::syscall(SYS_pidfd_send_signal, pidfd_, number, nullptr, 0);
 }
 
 std::optional<int> Child::poll_exit() {

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "proto/control/v1/control.grpc.pb.h"
+#include "proto/control/v1/unix_target.h"
 
 namespace moecached::ctl {
 namespace {
@@ -22,21 +23,6 @@ constexpr int kResponseBytesMax = 64 << 20;
 bool exists(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0;
-}
-
-// gRPC reads targets as URIs.
-std::string target_of(const std::string& path) {
-  constexpr char kDigits[] = "0123456789ABCDEF";
-  std::string target = "unix:";
-  for (const char c : path) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (std::isalnum(byte) != 0 || std::strchr("-._~/", c) != nullptr) {
-      target += c;
-    } else {
-      target.append("%").append(1, kDigits[byte >> 4]).append(1, kDigits[byte & 15]);
-    }
-  }
-  return target;
 }
 
 // Asked before gRPC is: its own message for all of these is "failed to connect to all addresses".
@@ -124,8 +110,8 @@ ControlClient::Failed ControlClient::connect() {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kResponseBytesMax);
   connection_ = std::make_unique<Connection>();
-  connection_->stub = Control::NewStub(
-      grpc::CreateCustomChannel(target_of(socket_), grpc::InsecureChannelCredentials(), arguments));
+  connection_->stub = Control::NewStub(grpc::CreateCustomChannel(
+      control::unix_target(socket_), grpc::InsecureChannelCredentials(), arguments));
   return std::nullopt;
 }
 

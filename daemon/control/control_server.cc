@@ -18,6 +18,7 @@
 #include "daemon/base/check.h"
 #include "daemon/control/translate.h"
 #include "proto/control/v1/control.grpc.pb.h"
+#include "proto/control/v1/unix_target.h"
 
 namespace moecached {
 namespace {
@@ -169,6 +170,10 @@ class ControlService final : public Control::Service {
         }
       }
       const Result<std::uint32_t> model = daemon_.register_model(paths);
+      // A file that cannot be opened is the caller's to mend, and no failure of the daemon.
+      if (!model && model.error().code == FaultCode::kSystem) {
+        return {grpc::StatusCode::FAILED_PRECONDITION, model.error().text};
+      }
       if (!model) return status_of(model.error());
       response->set_model(*model);
       return GrpcStatus::OK;
@@ -275,7 +280,7 @@ class GrpcControlServer final : public ControlServer {
       builder.SetOption(std::make_unique<WithoutReflection>());
     }
     int bound = 0;
-    builder.AddListeningPort("unix:" + options.socket, grpc::InsecureServerCredentials(), &bound);
+    builder.AddListeningPort(control::unix_target(options.socket), grpc::InsecureServerCredentials(), &bound);
 
     // Between bind and chmod the file has the mode that the umask leaves: nobody but this user until the
     // group is set.

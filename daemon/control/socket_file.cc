@@ -62,23 +62,19 @@ Result<std::optional<std::string>> socket_owner(const std::string& path) {
     return Fault{FaultCode::kInvalid,
                  path + " exists and is not a socket: move it away or choose another path"};
   }
-  const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) return system_fault("create a socket", errno);
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  // EAGAIN: the listener's backlog is full, so it lives. EPROTOTYPE: a datagram or seqpacket socket, told
-  // apart below.
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
-    return std::optional<std::string>(describe_peer(fd.get()));
-  }
-  if (errno == EAGAIN) return std::optional<std::string>("a process that is too busy to answer");
-  if (errno == EPROTOTYPE) {
-    const UniqueFd packets(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!packets) return system_fault("create a socket", errno);
-    if (::connect(packets.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
-      return std::optional<std::string>(describe_peer(packets.get()));
+  // gRPC listens with streams, the handle socket with packets.
+  for (const int type : {SOCK_STREAM, SOCK_SEQPACKET}) {
+    const UniqueFd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd) return system_fault("create a socket", errno);
+    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+      return std::optional<std::string>(describe_peer(fd.get()));
     }
+    // The backlog is full: somebody listens and does not get round to accepting.
+    if (errno == EAGAIN) return std::optional<std::string>("a process that is too busy to answer");
+    if (errno == ECONNREFUSED || errno == ENOENT) return std::optional<std::string>{};
+    if (errno != EPROTOTYPE) break;
   }
-  if (errno == ECONNREFUSED || errno == ENOENT) return std::optional<std::string>{};
   return system_fault("ask who listens at " + path, errno);
 }
 

@@ -1,5 +1,6 @@
-// One memory that can hold slots: host RAM (device_host) or a GPU (device_cuda, another file, when it exists). The rest of
-// the daemon sees only this. Thread: any, unless said. Memory: a Pool owns its bytes until destroyed.
+// One memory that can hold slots: host RAM (device_host) or a GPU (device_cuda, another file, when it
+// exists). The rest of the daemon sees only this. Thread: any, unless said. Memory: a Pool owns its bytes
+// until destroyed.
 #pragma once
 
 #include <cstddef>

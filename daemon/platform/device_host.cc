@@ -1,6 +1,6 @@
-// Slots in RAM: a pool is a memfd that clients map read-only and SSD reads fill in place. Nothing is populated up front, so
-// a pool costs what has been read into it. Pages of unfilled pools are promised all the same, and counted before another
-// pool is created.
+// Slots in RAM: a pool is a memfd that clients map read-only and SSD reads fill in place. Nothing is
+// populated up front, so a pool costs what has been read into it. Pages of unfilled pools are promised all
+// the same, and counted before another pool is created.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -26,7 +26,8 @@ struct Ledger {
 
 class HostPool final : public Pool {
  public:
-  HostPool(Memfd memory, std::shared_ptr<Ledger> ledger) : memory_(std::move(memory)), ledger_(std::move(ledger)) {}
+  HostPool(Memfd memory, std::shared_ptr<Ledger> ledger)
+      : memory_(std::move(memory)), ledger_(std::move(ledger)) {}
   ~HostPool() override {
     const std::lock_guard lock(ledger_->mutex);
     std::erase(ledger_->pools, this);
@@ -47,7 +48,8 @@ class HostPool final : public Pool {
 
   Status read(std::uint64_t offset, std::span<std::byte> destination) const override {
     if (Status status = check_range(offset, destination.size()); !status) return status;
-    if (!destination.empty()) std::memcpy(destination.data(), memory_.bytes().data() + offset, destination.size());
+    if (!destination.empty())
+      std::memcpy(destination.data(), memory_.bytes().data() + offset, destination.size());
     return ok();
   }
 

@@ -1,5 +1,5 @@
-// Waits for many descriptors at once; each carries a 64-bit token that comes back with its events. Level-triggered.
-// Thread: one waits; add, modify and remove may be called from any.
+// Waits for many descriptors at once; each carries a 64-bit token that comes back with its events.
+// Level-triggered. Thread: one waits; add, modify and remove may be called from any.
 #pragma once
 
 #include <sys/epoll.h>

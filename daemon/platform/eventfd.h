@@ -1,5 +1,5 @@
-// An eventfd: one side signals, the other finds the descriptor readable. Several signals before a drain are one.
-// Thread: any, both sides.
+// An eventfd: one side signals, the other finds the descriptor readable. Several signals before a drain are
+// one. Thread: any, both sides.
 #pragma once
 
 #include "daemon/base/result.h"

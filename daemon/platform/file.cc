@@ -15,7 +15,8 @@
 namespace moecached {
 namespace {
 
-constexpr std::uint32_t kFallbackAlignment = 4096;  // what every file system that has O_DIRECT accepts in practice
+constexpr std::uint32_t kFallbackAlignment =
+    4096;  // what every file system that has O_DIRECT accepts in practice
 
 Result<FileIdentity> identity_of_regular(int fd) {
   struct stat status {};
@@ -54,7 +55,8 @@ std::uint32_t stated_alignment(int fd) {
 // Some file systems accept the flag and refuse the reads. Returns 0 or an errno.
 int try_direct_read(int fd, std::uint32_t alignment, std::uint64_t file_bytes) {
   if (file_bytes == 0) return 0;
-  const std::unique_ptr<void, decltype(&std::free)> block(std::aligned_alloc(alignment, alignment), &std::free);
+  const std::unique_ptr<void, decltype(&std::free)> block(std::aligned_alloc(alignment, alignment),
+                                                          &std::free);
   if (block == nullptr) return ENOMEM;
   while (::pread(fd, block.get(), alignment, 0) < 0) {
     if (errno != EINTR) return errno;
@@ -62,7 +64,9 @@ int try_direct_read(int fd, std::uint32_t alignment, std::uint64_t file_bytes) {
   return 0;
 }
 
-std::string because(const std::string& what, int error_number) { return system_fault(what, error_number).text; }
+std::string because(const std::string& what, int error_number) {
+  return system_fault(what, error_number).text;
+}
 
 // Fills fd, alignment or reason.
 void make_direct(ReadableFile& file, int given, std::uint32_t alignment_max) {
@@ -72,8 +76,8 @@ void make_direct(ReadableFile& file, int given, std::uint32_t alignment_max) {
     return;
   }
   if (alignment > alignment_max) {
-    file.reason = "O_DIRECT takes blocks of " + std::to_string(alignment) + " bytes here, and reads may have " +
-                  std::to_string(alignment_max);
+    file.reason = "O_DIRECT takes blocks of " + std::to_string(alignment) +
+                  " bytes here, and reads may have " + std::to_string(alignment_max);
     return;
   }
   UniqueFd direct = reopen(given, O_DIRECT, file.identity);
@@ -111,8 +115,9 @@ void make_direct(ReadableFile& file, int given, std::uint32_t alignment_max) {
 Result<FileIdentity> file_identity(int fd) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) return system_fault("fstat", errno);
-  return FileIdentity{status.st_dev, status.st_ino, static_cast<std::uint64_t>(status.st_size),
-                      static_cast<std::int64_t>(status.st_mtim.tv_sec) * 1'000'000'000 + status.st_mtim.tv_nsec};
+  return FileIdentity{
+      status.st_dev, status.st_ino, static_cast<std::uint64_t>(status.st_size),
+      static_cast<std::int64_t>(status.st_mtim.tv_sec) * 1'000'000'000 + status.st_mtim.tv_nsec};
 }
 
 Result<ReadableFile> open_for_reading(UniqueFd fd, std::uint32_t direct_alignment_max) {

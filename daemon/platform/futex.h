@@ -1,5 +1,5 @@
-// Wait on and wake a 32-bit word that several processes map. Shared futexes, never FUTEX_PRIVATE: the kernel finds the
-// waiters by page and offset, so the address may differ between processes. Thread: any.
+// Wait on and wake a 32-bit word that several processes map. Shared futexes, never FUTEX_PRIVATE: the kernel
+// finds the waiters by page and offset, so the address may differ between processes. Thread: any.
 #pragma once
 
 #include <linux/futex.h>
@@ -14,8 +14,8 @@
 namespace moecached {
 
 enum class FutexWait : std::uint8_t {
-  kWoken,     // or a spurious return: look at the word again
-  kChanged,   // the word was not `expected`
+  kWoken,    // or a spurious return: look at the word again
+  kChanged,  // the word was not `expected`
   kTimedOut,
 };
 
@@ -25,7 +25,8 @@ inline int futex_wake(const std::uint32_t* word, int n_waiters = INT_MAX) noexce
   return woken < 0 ? 0 : static_cast<int>(woken);
 }
 
-inline FutexWait futex_wait(const std::uint32_t* word, std::uint32_t expected, std::uint64_t timeout_ns) noexcept {
+inline FutexWait futex_wait(const std::uint32_t* word, std::uint32_t expected,
+                            std::uint64_t timeout_ns) noexcept {
   timespec timeout{};
   timeout.tv_sec = static_cast<std::time_t>(timeout_ns / 1'000'000'000u);
   timeout.tv_nsec = static_cast<long>(timeout_ns % 1'000'000'000u);

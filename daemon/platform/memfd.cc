@@ -26,8 +26,9 @@ Fault refused(std::string_view call, std::uint64_t bytes, int error_number) {
   Fault fault = system_fault(std::string(call) + " of " + bytes_for_people(bytes), error_number);
   if (error_number == ENOMEM || error_number == ENOSPC || error_number == EFBIG) {
     fault.code = FaultCode::kLimit;
-    fault.text += "; ask for less, or raise what limits it: the memory cgroup, vm.overcommit_memory, "
-                  "or this process' RLIMIT_AS and RLIMIT_FSIZE";
+    fault.text +=
+        "; ask for less, or raise what limits it: the memory cgroup, vm.overcommit_memory, "
+        "or this process' RLIMIT_AS and RLIMIT_FSIZE";
   }
   return fault;
 }
@@ -62,7 +63,8 @@ void Mapping::reset() noexcept {
 }
 
 Result<Memfd> Memfd::create(std::string_view label, std::uint64_t bytes, ClientAccess access) {
-  if (bytes == 0) return Fault{FaultCode::kInvalid, "shared memory \"" + std::string(label) + "\" of 0 bytes"};
+  if (bytes == 0)
+    return Fault{FaultCode::kInvalid, "shared memory \"" + std::string(label) + "\" of 0 bytes"};
   if (bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
     return Fault{FaultCode::kLimit, what_was_asked(label, bytes) + " is more than a file can have"};
   }
@@ -84,7 +86,8 @@ Result<Memfd> Memfd::create(std::string_view label, std::uint64_t bytes, ClientA
     return system_fault("sealing " + what_was_asked(label, bytes) + " (needs Linux 5.1)", errno);
   }
   if (access == ClientAccess::kReadOnly && Mapping::map(memory.fd(), bytes, ClientAccess::kReadWrite)) {
-    return Fault{FaultCode::kUnsupported, what_was_asked(label, bytes) + " can still be mapped writable after sealing: "
+    return Fault{FaultCode::kUnsupported, what_was_asked(label, bytes) +
+                                              " can still be mapped writable after sealing: "
                                               "this kernel does not honour F_SEAL_FUTURE_WRITE"};
   }
   return memory;

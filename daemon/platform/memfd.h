@@ -1,6 +1,7 @@
-// Memory that the daemon shares: a sealed memfd, which nobody can shrink under us (that would be SIGBUS) or grow, and for
-// ClientAccess::kReadOnly a receiver can neither map writable nor write nor punch holes. The daemon's own writable mapping
-// is made before that seal and stays. Thread: any. Memory: populated by the kernel page by page, as it is touched.
+// Memory that the daemon shares: a sealed memfd, which nobody can shrink under us (that would be SIGBUS) or
+// grow, and for ClientAccess::kReadOnly a receiver can neither map writable nor write nor punch holes. The
+// daemon's own writable mapping is made before that seal and stays. Thread: any. Memory: populated by the
+// kernel page by page, as it is touched.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +36,8 @@ class Mapping {
 class Memfd {
  public:
   Memfd() = default;
-  // label: for people, seen in /proc/PID/maps. kInvalid: 0 bytes; kLimit, kSystem: the text says how much was asked for.
+  // label: for people, seen in /proc/PID/maps. kInvalid: 0 bytes; kLimit, kSystem: the text says how much was
+  // asked for.
   [[nodiscard]] static Result<Memfd> create(std::string_view label, std::uint64_t bytes, ClientAccess access);
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] std::span<std::byte> bytes() const { return mapping_.bytes(); }  // writable

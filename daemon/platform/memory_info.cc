@@ -62,7 +62,8 @@ struct CgroupFiles {
   const char* active_file;
 };
 constexpr CgroupFiles kV2{"memory.max", "memory.current", "inactive_file ", "active_file "};
-constexpr CgroupFiles kV1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ", "total_active_file "};
+constexpr CgroupFiles kV1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ",
+                          "total_active_file "};
 
 // A group is limited by each of its ancestors as well, so walk up to the mount point.
 void apply_cgroup(MemoryInfo& info, const std::string& root, const std::string& mount, std::string group,
@@ -75,7 +76,8 @@ void apply_cgroup(MemoryInfo& info, const std::string& root, const std::string& 
       info.total_bytes = std::min(info.total_bytes, *limit);
       const std::uint64_t used = number_in(root + folder + "/" + files.usage).value_or(0);
       const std::string stat = read_text(root + folder + "/memory.stat").value_or("");
-      // Page cache of files counts as used but is given back under pressure; shared memory is not in these two.
+      // Page cache of files counts as used but is given back under pressure; shared memory is not in these
+      // two.
       const std::uint64_t cache =
           number_of(stat, files.inactive_file).value_or(0) + number_of(stat, files.active_file).value_or(0);
       limit_available(info, subtract(*limit, subtract(used, cache)), folder + "/" + files.limit);
@@ -99,7 +101,8 @@ void apply_cgroups(MemoryInfo& info, const std::string& root) {
     std::string group = line.substr(second + 1);
     if (group == "/") group.clear();
     if (controllers == ",,") {
-      // Where a container's view of the path does not match its mount, the walk up still meets the mount's own files.
+      // Where a container's view of the path does not match its mount, the walk up still meets the mount's
+      // own files.
       apply_cgroup(info, root, "/sys/fs/cgroup", group, kV2);
       apply_cgroup(info, root, "/sys/fs/cgroup/unified", group, kV2);
     } else if (controllers.find(",memory,") != std::string::npos) {
@@ -114,17 +117,17 @@ Result<MemoryInfo> read_memory_info(const std::string& root) {
   const std::string path = root + "/proc/meminfo";
   const std::optional<std::string> text = read_text(path);
   if (!text) return Fault{FaultCode::kSystem, path + " cannot be read"};
-  const auto kib = [&](std::string_view key) {
-    return number_of(*text, key).value_or(0) * 1024;
-  };
+  const auto kib = [&](std::string_view key) { return number_of(*text, key).value_or(0) * 1024; };
   MemoryInfo info;
   info.total_bytes = kib("MemTotal:");
   info.available_bytes = std::numeric_limits<std::uint64_t>::max();
   limit_available(info, kib("MemAvailable:"), "MemAvailable");
   if (info.total_bytes == 0) return Fault{FaultCode::kSystem, path + " has no MemTotal line"};
-  // Under strict overcommit pages of shared memory are charged when they are first touched, and a refusal is SIGBUS.
+  // Under strict overcommit pages of shared memory are charged when they are first touched, and a refusal is
+  // SIGBUS.
   if (number_in(root + "/proc/sys/vm/overcommit_memory").value_or(0) == 2) {
-    limit_available(info, subtract(kib("CommitLimit:"), kib("Committed_AS:")), "CommitLimit (vm.overcommit_memory = 2)");
+    limit_available(info, subtract(kib("CommitLimit:"), kib("Committed_AS:")),
+                    "CommitLimit (vm.overcommit_memory = 2)");
   }
   apply_cgroups(info, root);
   return info;
@@ -147,7 +150,8 @@ std::string bytes_for_people(std::uint64_t bytes) {
   if (unit == 0) {
     std::snprintf(text, sizeof text, "%llu bytes", static_cast<unsigned long long>(bytes));
   } else {
-    std::snprintf(text, sizeof text, "%.2f %s (%llu bytes)", value, kUnits[unit], static_cast<unsigned long long>(bytes));
+    std::snprintf(text, sizeof text, "%.2f %s (%llu bytes)", value, kUnits[unit],
+                  static_cast<unsigned long long>(bytes));
   }
   return text;
 }

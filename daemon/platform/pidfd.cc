@@ -13,7 +13,8 @@
 namespace moecached {
 
 Result<UniqueFd> open_pidfd(pid_t pid) {
-  if (pid <= 0) return Fault{FaultCode::kNotFound, "process id " + std::to_string(pid) + " is of another PID namespace"};
+  if (pid <= 0)
+    return Fault{FaultCode::kNotFound, "process id " + std::to_string(pid) + " is of another PID namespace"};
   UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // always close-on-exec
   if (fd) return fd;
   Fault fault = system_fault("pidfd_open of process " + std::to_string(pid), errno);

@@ -28,7 +28,8 @@ Result<sockaddr_un> address_of(const std::string& path) {
   if (path.size() >= sizeof address.sun_path) {
     return Fault{FaultCode::kInvalid, "the socket path \"" + path + "\" has " + std::to_string(path.size()) +
                                           " bytes, and a Unix socket's can have " +
-                                          std::to_string(sizeof address.sun_path - 1) + ": choose a shorter folder"};
+                                          std::to_string(sizeof address.sun_path - 1) +
+                                          ": choose a shorter folder"};
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   return address;
@@ -42,12 +43,13 @@ Result<gid_t> group_id(const std::string& name) {
   group* found = nullptr;
   const int error_number = ::getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
   if (error_number != 0) return system_fault("looking up group \"" + name + "\"", error_number);
-  if (found == nullptr) return Fault{FaultCode::kInvalid, "there is no group \"" + name + "\" for the socket"};
+  if (found == nullptr)
+    return Fault{FaultCode::kInvalid, "there is no group \"" + name + "\" for the socket"};
   return entry.gr_gid;
 }
 
-// Makes "look whether it is stale, remove, bind, listen" one step among daemons that start at the same time. The lock is
-// on the folder, so that no lock file stays behind, and is gone when the descriptor is closed.
+// Makes "look whether it is stale, remove, bind, listen" one step among daemons that start at the same time.
+// The lock is on the folder, so that no lock file stays behind, and is gone when the descriptor is closed.
 Result<UniqueFd> lock_folder_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
@@ -71,18 +73,21 @@ Status remove_stale(const std::string& path, const sockaddr_un& address) {
   UniqueFd probe(::socket(AF_UNIX, kPacketType | SOCK_NONBLOCK, 0));
   if (!probe) return system_fault("socket", errno);
   // EAGAIN: somebody listens and is busy. EPROTOTYPE: somebody listens for another kind of socket.
-  if (::connect(probe.get(), generic(address), sizeof address) == 0 || errno == EAGAIN || errno == EPROTOTYPE) {
+  if (::connect(probe.get(), generic(address), sizeof address) == 0 || errno == EAGAIN ||
+      errno == EPROTOTYPE) {
     return Fault{FaultCode::kLimit, "another process already listens on " + path};
   }
   if (errno != ECONNREFUSED) return system_fault("find out whether anybody listens on " + path, errno);
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return system_fault("remove the stale socket " + path, errno);
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT)
+    return system_fault("remove the stale socket " + path, errno);
   return ok();
 }
 
 // Closes what it holds when not released: a packet that is refused must not leak its descriptors.
 std::vector<UniqueFd> take_fds(msghdr& message) {
   std::vector<UniqueFd> fds;
-  for (cmsghdr* control = CMSG_FIRSTHDR(&message); control != nullptr; control = CMSG_NXTHDR(&message, control)) {
+  for (cmsghdr* control = CMSG_FIRSTHDR(&message); control != nullptr;
+       control = CMSG_NXTHDR(&message, control)) {
     if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
     const std::size_t n = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (std::size_t i = 0; i < n; ++i) {
@@ -115,9 +120,11 @@ Result<PacketListener> PacketListener::listen(const ListenOptions& options) {
   if (!lock) return std::move(lock).error();
   if (Status status = remove_stale(options.path, *address); !status) return std::move(status).error();
 
-  // Linux gives the file the socket's own mode (less the umask): nobody else can connect before group and mode are set.
+  // Linux gives the file the socket's own mode (less the umask): nobody else can connect before group and
+  // mode are set.
   if (::fchmod(fd.get(), 0600) != 0) return system_fault("fchmod of the socket", errno);
-  if (::bind(fd.get(), generic(*address), sizeof *address) != 0) return system_fault("bind " + options.path, errno);
+  if (::bind(fd.get(), generic(*address), sizeof *address) != 0)
+    return system_fault("bind " + options.path, errno);
   struct stat status {};
   if (::lstat(options.path.c_str(), &status) != 0) return system_fault("look at " + options.path, errno);
   PacketListener listener(std::move(fd), options.path, status.st_dev, status.st_ino);
@@ -156,7 +163,8 @@ Result<UniqueFd> connect_packet_socket(const std::string& path, std::uint32_t ti
   if (!address) return std::move(address).error();
   UniqueFd fd(::socket(AF_UNIX, kPacketType, 0));
   if (!fd) return system_fault("socket", errno);
-  // A full backlog has no event to poll for, but a blocking connect obeys the send timeout. 0 would mean no timeout.
+  // A full backlog has no event to poll for, but a blocking connect obeys the send timeout. 0 would mean no
+  // timeout.
   timeval timeout{};
   timeout.tv_sec = timeout_ms / 1000;
   timeout.tv_usec = timeout_ms == 0 ? 1 : static_cast<suseconds_t>(timeout_ms % 1000) * 1000;
@@ -185,7 +193,8 @@ Result<UniqueFd> connect_packet_socket(const std::string& path, std::uint32_t ti
 Result<PeerCredentials> peer_credentials(int fd) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) return system_fault("SO_PEERCRED", errno);
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
+    return system_fault("SO_PEERCRED", errno);
   return PeerCredentials{credentials.pid, credentials.uid, credentials.gid};
 }
 
@@ -211,8 +220,8 @@ Result<PacketOutcome> send_packet(int fd, std::span<const std::byte> bytes, std:
     if (errno == EINTR) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return PacketOutcome::kWouldBlock;
     if (errno == EPIPE || errno == ECONNRESET) return PacketOutcome::kClosed;
-    return system_fault("send of " + std::to_string(bytes.size()) + " bytes with " + std::to_string(fds.size()) +
-                            " descriptors",
+    return system_fault("send of " + std::to_string(bytes.size()) + " bytes with " +
+                            std::to_string(fds.size()) + " descriptors",
                         errno);
   }
 }
@@ -238,8 +247,9 @@ Result<ReceivedPacket> receive_packet(int fd, std::span<std::byte> buffer, std::
   }
   std::vector<UniqueFd> fds = take_fds(message);
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    return Fault{FaultCode::kInvalid, "a packet with more descriptors than the " + std::to_string(max_fds) +
-                                          " it may have, or than this process may still open (RLIMIT_NOFILE)"};
+    return Fault{FaultCode::kInvalid,
+                 "a packet with more descriptors than the " + std::to_string(max_fds) +
+                     " it may have, or than this process may still open (RLIMIT_NOFILE)"};
   }
   if ((message.msg_flags & MSG_TRUNC) != 0) {
     return Fault{FaultCode::kInvalid, "a packet longer than " + std::to_string(buffer.size()) + " bytes"};

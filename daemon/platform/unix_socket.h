@@ -1,6 +1,6 @@
-// Packets and file descriptors between processes: SOCK_SEQPACKET Unix sockets, one message a packet. Descriptors arrive
-// close-on-exec, and never more than the receiver asked for. Not a protocol: proto/shm/layout.h says what is in the packets.
-// Thread: any; one thread per socket.
+// Packets and file descriptors between processes: SOCK_SEQPACKET Unix sockets, one message a packet.
+// Descriptors arrive close-on-exec, and never more than the receiver asked for. Not a protocol:
+// proto/shm/layout.h says what is in the packets. Thread: any; one thread per socket.
 #pragma once
 
 #include <sys/types.h>
@@ -21,15 +21,15 @@ inline constexpr std::size_t kMaxPacketFds = 253;  // SCM_MAX_FD of the kernel
 struct ListenOptions {
   std::string path;
   std::uint32_t mode = 0660;
-  std::string group;  // empty: unchanged
+  std::string group = {};  // empty: unchanged
   int backlog = 64;
 };
 
 // Owns the socket file too: removes it at the end, if it is still its own.
 class PacketListener {
  public:
-  // Removes a stale socket file. kInvalid: path too long, no such group, or the path is something else than a socket;
-  // kLimit: another daemon listens there.
+  // Removes a stale socket file. kInvalid: path too long, no such group, or the path is something else than a
+  // socket; kLimit: another daemon listens there.
   [[nodiscard]] static Result<PacketListener> listen(const ListenOptions& options);
   PacketListener(PacketListener&& other) noexcept;
   PacketListener& operator=(PacketListener&&) = delete;
@@ -61,7 +61,8 @@ struct PeerCredentials {
 enum class PacketOutcome : std::uint8_t { kDone, kWouldBlock, kClosed };
 
 // fds stay the caller's. REQUIRES: at most kMaxPacketFds, and a packet that is not empty.
-[[nodiscard]] Result<PacketOutcome> send_packet(int fd, std::span<const std::byte> bytes, std::span<const int> fds = {});
+[[nodiscard]] Result<PacketOutcome> send_packet(int fd, std::span<const std::byte> bytes,
+                                                std::span<const int> fds = {});
 
 struct ReceivedPacket {
   PacketOutcome outcome = PacketOutcome::kDone;

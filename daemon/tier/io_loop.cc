@@ -11,12 +11,15 @@
 namespace moecached {
 namespace {
 
-constexpr std::uint64_t kStagingBytesMax = 256u << 20;
-constexpr std::uint32_t kRetriesMax = 100;      // EINTR or EAGAIN in a row
-constexpr std::uint32_t kShortReadsMax = 3;     // that brought no whole block: the file ends here, unless proven otherwise
-constexpr std::uint32_t kBatchRequests = 256;   // planned together
-// Waking this thread costs 3 to 60 us (the latter on virtual machines), at a queue depth of 1 once for every read. A caller
-// that came back within this time after the last report is expected to do it again, and is waited for awake.
+constexpr std::uint64_t kStagingBytesMax = 256u
+                                           << 20;  // also the largest max_read_bytes; one registered buffer
+constexpr std::uint32_t kRetriesMax = 100;         // EINTR or EAGAIN in a row
+constexpr std::uint32_t kShortReadsMax =
+    3;  // that brought no whole block: the file ends here, unless proven otherwise
+constexpr std::uint32_t kBatchRequests = 256;  // planned together
+// Waking this thread costs 3 to 60 us (the latter on virtual machines), at a queue depth of 1 once for every
+// read. A caller that came back within this time after the last report is expected to do it again, and is
+// waited for awake.
 constexpr std::uint64_t kSpinNsMax = 50'000;
 
 void pause_cpu() {
@@ -33,8 +36,8 @@ std::uint64_t read_bytes_max(const SsdOptions& options) {
   return std::bit_floor(options.max_read_bytes);
 }
 
-IoLoop::IoLoop(const SsdOptions& options, std::unique_ptr<ReadEngine> engine, RequestTable& table, TierCounters& counters,
-               const EventFd& caller_event)
+IoLoop::IoLoop(const SsdOptions& options, std::unique_ptr<ReadEngine> engine, RequestTable& table,
+               TierCounters& counters, const EventFd& caller_event)
     : options_(options),
       engine_(std::move(engine)),
       table_(table),
@@ -60,9 +63,8 @@ Status IoLoop::open() {
   Result<Staging> staging = Staging::create(n_buffers, read_bytes_max_);
   if (!staging) return std::move(staging).error();
   staging_ = std::move(staging).value();
-  if (engine_->name() == "pread") return ok();  // has nothing to register with, which is no fallback of its own
-  if (Status status = engine_->register_memory(staging_.memory().first(std::min(staging_.memory().size(), kRegisterBytesMax)));
-      status) {
+  if (!engine_->can_register_memory()) return ok();
+  if (Status status = engine_->register_memory(staging_.memory()); status) {
     staging_registered_ = true;
     counters_.registered_buffers = true;
   } else {
@@ -137,13 +139,20 @@ void IoLoop::accept(std::uint32_t slot) {
     const PartRead& wanted = request.parts[part];
     if (wanted.bytes == 0) continue;
     const std::uint64_t file_bytes = files_[wanted.file.value].file.identity.bytes;
-    if (!file_unchanged(wanted.file.value) || wanted.offset > file_bytes || wanted.bytes > file_bytes - wanted.offset) {
+    if (!file_unchanged(wanted.file.value) || wanted.offset > file_bytes ||
+        wanted.bytes > file_bytes - wanted.offset) {
       entry.failed = true;
       break;
     }
     const auto index = static_cast<std::uint32_t>(slot * kMaxPartReads + part);
-    segments_[index] = Segment{wanted.file.value, slot,         static_cast<std::uint32_t>(n_batch_before),
-                               wanted.direct,     wanted.offset, wanted.bytes, wanted.destination, 0};
+    segments_[index] = Segment{wanted.file.value,
+                               slot,
+                               static_cast<std::uint32_t>(n_batch_before),
+                               wanted.direct,
+                               wanted.offset,
+                               wanted.bytes,
+                               wanted.destination,
+                               0};
     batch_.push_back(index);
     entry.bytes_left += wanted.bytes;
   }
@@ -177,8 +186,8 @@ void IoLoop::start_reads() {
 void IoLoop::start(std::uint32_t id) {
   const InFlight& entry = in_flight_[id];
   TierCounters::add(counters_.reads, std::uint64_t{1});
-  engine_->start(EngineRead{id, entry.read.file, entry.read.offset + entry.bytes_done, entry.read.bytes - entry.bytes_done,
-                            entry.memory + entry.bytes_done});
+  engine_->start(EngineRead{id, entry.read.file, entry.read.offset + entry.bytes_done,
+                            entry.read.bytes - entry.bytes_done, entry.memory + entry.bytes_done});
 }
 
 void IoLoop::on_done(const EngineDone& done) {
@@ -190,7 +199,8 @@ void IoLoop::on_done(const EngineDone& done) {
     // Past what is wanted only padding can be missing: the end of the file.
     if (read.offset + n >= read.wanted_end) return finish_read(done.id, true);
     const auto n_whole = static_cast<std::uint32_t>(align_down(n, read.alignment));
-    if (n_whole == entry.bytes_done && ++entry.short_reads > kShortReadsMax) return finish_read(done.id, false);
+    if (n_whole == entry.bytes_done && ++entry.short_reads > kShortReadsMax)
+      return finish_read(done.id, false);
     entry.bytes_done = n_whole;
     entry.retries = 0;
   } else if (done.result != -EINTR && done.result != -EAGAIN) {
@@ -233,8 +243,8 @@ void IoLoop::retry_each(const PlannedRead& read) {
   }
 }
 
-// Copies out of staging and subtracts what came (or never will) from the requests. A failed request is finished, too, only
-// when nothing of it is in flight any more: its destination is its owner's again then.
+// Copies out of staging and subtracts what came (or never will) from the requests. A failed request is
+// finished, too, only when nothing of it is in flight any more: its destination is its owner's again then.
 void IoLoop::account(const PlannedRead& read, const std::byte* memory, bool success) {
   std::uint32_t index = read.first_segment;
   for (std::uint32_t i = 0; i < read.n_segments; ++i) {
@@ -243,7 +253,8 @@ void IoLoop::account(const PlannedRead& read, const std::byte* memory, bool succ
     const std::uint64_t begin = std::max(segment.offset, read.wanted_begin);
     const std::uint64_t end = std::min(segment.end(), read.wanted_end);
     if (success && read.memory == nullptr) {
-      std::memcpy(segment.destination + (begin - segment.offset), memory + (begin - read.offset), end - begin);
+      std::memcpy(segment.destination + (begin - segment.offset), memory + (begin - read.offset),
+                  end - begin);
     }
     RequestSlot& entry = table_.slots[segment.request];
     DCHECK(entry.bytes_left >= end - begin);

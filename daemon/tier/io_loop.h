@@ -1,6 +1,7 @@
-// What the io thread does: takes requests, plans reads, keeps as many in flight as it may, puts the bytes where they belong,
-// and reports a request when its last byte is there and its files are still the ones that were opened. One request's
-// failure is its own: a read that served several is tried again for each. Thread: the io thread alone.
+// What the io thread does: takes requests, plans reads, keeps as many in flight as it may, puts the bytes
+// where they belong, and reports a request when its last byte is there and its files are still the ones that
+// were opened. One request's failure is its own: a read that served several is tried again for each. Thread:
+// the io thread alone.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +21,19 @@
 
 namespace moecached {
 
-// Of one read: max_read_bytes, rounded down so that it is a multiple of every alignment that a file is read with.
+// Of one read: max_read_bytes, rounded down so that it is a multiple of every alignment that a file is read
+// with.
 [[nodiscard]] std::uint64_t read_bytes_max(const SsdOptions& options);
 
 class IoLoop {
  public:
-  IoLoop(const SsdOptions& options, std::unique_ptr<ReadEngine> engine, RequestTable& table, TierCounters& counters,
-         const EventFd& caller_event);
+  IoLoop(const SsdOptions& options, std::unique_ptr<ReadEngine> engine, RequestTable& table,
+         TierCounters& counters, const EventFd& caller_event);
   // Memory for staging, and its registration.
   Status open();
 
-  // Until it is told to stop and nothing is in flight any more: requests that were not finished by then never are.
+  // Until it is told to stop and nothing is in flight any more: requests that were not finished by then never
+  // are.
   void run(const std::function<void()>& run_commands);
 
   // From run_commands.

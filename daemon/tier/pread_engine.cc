@@ -24,7 +24,8 @@ struct Task {
 
 class PreadEngine final : public ReadEngine {
  public:
-  explicit PreadEngine(std::uint32_t queue_depth) : depth_(std::min(queue_depth, kThreadsMax)), fds_(kMaxFiles, -1) {
+  explicit PreadEngine(std::uint32_t queue_depth)
+      : depth_(std::min(queue_depth, kThreadsMax)), fds_(kMaxFiles, -1) {
     started_.reserve(depth_);
     tasks_.reserve(depth_);
     results_.reserve(depth_);
@@ -57,6 +58,7 @@ class PreadEngine final : public ReadEngine {
   std::uint32_t depth_max() const override { return depth_; }
   void add_file(std::uint32_t file, int fd) override { fds_[file] = fd; }
   void remove_file(std::uint32_t file) override { fds_[file] = -1; }
+  bool can_register_memory() const override { return false; }
   Status register_memory(std::span<std::byte>) override {
     return Fault{FaultCode::kUnsupported, "pread has no registered buffers"};
   }
@@ -98,7 +100,8 @@ class PreadEngine final : public ReadEngine {
       const Task task = tasks_.front();  // at most 16: moving them up costs nothing against a read
       tasks_.erase(tasks_.begin());
       lock.unlock();
-      const ssize_t n = ::pread(task.fd, task.read.memory, task.read.bytes, static_cast<off_t>(task.read.offset));
+      const ssize_t n =
+          ::pread(task.fd, task.read.memory, task.read.bytes, static_cast<off_t>(task.read.offset));
       const auto result = static_cast<std::int32_t>(n < 0 ? -errno : n);
       lock.lock();
       results_.push_back(EngineDone{task.read.id, result});
@@ -111,7 +114,7 @@ class PreadEngine final : public ReadEngine {
   std::vector<Task> started_;  // the io thread's own, until it waits
   std::mutex mutex_;
   std::condition_variable work_, done_;
-  std::vector<Task> tasks_;          // under mutex_, as all below
+  std::vector<Task> tasks_;  // under mutex_, as all below
   std::vector<EngineDone> results_;
   bool woken_ = false;
   bool stop_ = false;

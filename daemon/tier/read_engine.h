@@ -1,6 +1,7 @@
-// What the SSD tier needs of the kernel: start reads, wait for any of them or for a wake-up. Two implementations, io_uring
-// and a pool of pread threads; tests wrap one to inject faults. An engine does not retry, align, copy or know requests.
-// Thread: the io thread creates, uses and destroys it; only wake() is called by others.
+// What the SSD tier needs of the kernel: start reads, wait for any of them or for a wake-up. Two
+// implementations, io_uring and a pool of pread threads; tests wrap one to inject faults. An engine does not
+// retry, align, copy or know requests. Thread: the io thread creates, uses and destroys it; only wake() is
+// called by others.
 #pragma once
 
 #include <cstddef>
@@ -38,13 +39,15 @@ class ReadEngine {
   virtual void add_file(std::uint32_t file, int fd) = 0;
   virtual void remove_file(std::uint32_t file) = 0;
 
-  // Pins memory that reads go to, which populates it. An engine that gains nothing from it says kUnsupported.
+  [[nodiscard]] virtual bool can_register_memory() const = 0;  // false: it would gain nothing
+  // Pins memory that reads go to, which populates it.
   // REQUIRES: at most 1 GiB, not yet registered.
   virtual Status register_memory(std::span<std::byte> memory) = 0;
   virtual void unregister_memory(std::span<std::byte> memory) = 0;
 
   virtual void start(const EngineRead& read) = 0;
-  // Hands what was started to the kernel and returns what is done. block: waits for at least one, or for wake().
+  // Hands what was started to the kernel and returns what is done. block: waits for at least one, or for
+  // wake().
   [[nodiscard]] virtual std::size_t wait(std::span<EngineDone> done, bool block) = 0;
   virtual void wake() = 0;
 };
@@ -57,10 +60,13 @@ inline constexpr std::uint64_t kRegisterBytesMax = 1u << 30;  // the kernel's li
 [[nodiscard]] Result<std::unique_ptr<ReadEngine>> make_pread_engine(std::uint32_t queue_depth);
 
 // Called on the io thread. `why_not_better` is filled when the engine is a fallback.
-using EngineFactory = std::function<Result<std::unique_ptr<ReadEngine>>(const SsdOptions& options, std::string& why_not_better)>;
-[[nodiscard]] Result<std::unique_ptr<ReadEngine>> make_engine(const SsdOptions& options, std::string& why_not_better);
+using EngineFactory = std::function<Result<std::unique_ptr<ReadEngine>>(const SsdOptions& options,
+                                                                        std::string& why_not_better)>;
+[[nodiscard]] Result<std::unique_ptr<ReadEngine>> make_engine(const SsdOptions& options,
+                                                              std::string& why_not_better);
 
 // make_ssd_tier with another engine: the seam for tests.
-[[nodiscard]] Result<std::unique_ptr<SsdTier>> make_ssd_tier_over(const SsdOptions& options, const EngineFactory& factory);
+[[nodiscard]] Result<std::unique_ptr<SsdTier>> make_ssd_tier_over(const SsdOptions& options,
+                                                                  const EngineFactory& factory);
 
 }  // namespace moecached

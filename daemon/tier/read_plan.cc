@@ -28,13 +28,14 @@ bool continues(const Run& run, const Segment& segment) {
     return segment.offset == run.end && segment.destination == run.memory + (segment.offset - run.begin);
   }
   // Overlapping segments are read twice: a run whose segments are disjoint needs no more than a list.
-  return segment.offset >= run.end && align_down(segment.offset, run.alignment) <= align_up(run.end, run.alignment);
+  return segment.offset >= run.end &&
+         align_down(segment.offset, run.alignment) <= align_up(run.end, run.alignment);
 }
 
 }  // namespace
 
-void plan_runs(std::span<Segment> segments, std::span<std::uint32_t> batch, std::span<const std::uint32_t> alignments,
-               std::vector<Run>& runs) {
+void plan_runs(std::span<Segment> segments, std::span<std::uint32_t> batch,
+               std::span<const std::uint32_t> alignments, std::vector<Run>& runs) {
   std::sort(batch.begin(), batch.end(), [&](std::uint32_t a, std::uint32_t b) {
     if (segments[a].file != segments[b].file) return segments[a].file < segments[b].file;
     if (segments[a].offset != segments[b].offset) return segments[a].offset < segments[b].offset;
@@ -60,9 +61,9 @@ void plan_runs(std::span<Segment> segments, std::span<std::uint32_t> batch, std:
     }
     growing.last = index;
   }
-  std::sort(runs.begin() + static_cast<std::ptrdiff_t>(n_runs_before), runs.end(), [](const Run& a, const Run& b) {
-    return a.order != b.order ? a.order < b.order : a.begin < b.begin;
-  });
+  std::sort(
+      runs.begin() + static_cast<std::ptrdiff_t>(n_runs_before), runs.end(),
+      [](const Run& a, const Run& b) { return a.order != b.order ? a.order < b.order : a.begin < b.begin; });
 }
 
 PlannedRead take_read(Run& run, std::span<const Segment> segments, std::uint64_t read_bytes_max) {
@@ -77,7 +78,8 @@ PlannedRead take_read(Run& run, std::span<const Segment> segments, std::uint64_t
   read.bytes = static_cast<std::uint32_t>(align_up(read.wanted_end, run.alignment) - read.offset);
   if (run.memory != nullptr) read.memory = run.memory - (run.begin - read.offset);
 
-  // A segment is looked at only while it still has bytes to be read: after that its request may be done and gone.
+  // A segment is looked at only while it still has bytes to be read: after that its request may be done and
+  // gone.
   std::uint32_t index = run.first_segment;
   while (true) {
     ++read.n_segments;

@@ -6,13 +6,15 @@ namespace moecached {
 namespace {
 
 constexpr std::uint64_t kChunkBytesMin = 64u << 20;
-constexpr std::uint64_t kChunksPerRegion = 512;  // of the kernel's 16384 buffers; 16 models are allowed by default
+constexpr std::uint64_t kChunksPerRegion =
+    512;  // of the kernel's 16384 buffers; 16 models are allowed by default
 
 }  // namespace
 
 void RegionRegistry::add(std::span<std::byte> region) {
   if (region.empty()) return;
-  const std::uint64_t share = (region.size() / kChunksPerRegion + kChunkBytesMin - 1) / kChunkBytesMin * kChunkBytesMin;
+  const std::uint64_t share =
+      (region.size() / kChunksPerRegion + kChunkBytesMin - 1) / kChunkBytesMin * kChunkBytesMin;
   Region entry;
   entry.memory = region;
   entry.chunk_bytes = std::clamp(share, kChunkBytesMin, kRegisterBytesMax);
@@ -21,8 +23,8 @@ void RegionRegistry::add(std::span<std::byte> region) {
 }
 
 void RegionRegistry::remove(std::span<std::byte> region) {
-  const auto entry =
-      std::find_if(regions_.begin(), regions_.end(), [&](const Region& r) { return r.memory.data() == region.data(); });
+  const auto entry = std::find_if(regions_.begin(), regions_.end(),
+                                  [&](const Region& r) { return r.memory.data() == region.data(); });
   if (entry == regions_.end()) return;
   for (std::size_t i = 0; i < entry->bytes_read.size(); ++i) {
     if (entry->bytes_read[i] == kRegistered) engine_.unregister_memory(chunk_of(*entry, i));

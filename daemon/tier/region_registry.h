@@ -1,7 +1,8 @@
-// Which parts of the regions that reads go to are registered with the engine. Registering pins memory and so populates it,
-// and a pool should cost no more than what has been read into it: a region is cut into chunks, and a chunk is registered
-// once as many bytes as it has were read into it, when (nearly) all of it is there anyway. Until then reads go there
-// unregistered. Thread: the io thread. Memory: grows with add, not with reads.
+// Which parts of the regions that reads go to are registered with the engine. Registering pins memory and so
+// populates it, and a pool should cost no more than what has been read into it: a region is cut into chunks,
+// and a chunk is registered once as many bytes as it has were read into it, when (nearly) all of it is there
+// anyway. Until then reads go there unregistered. Thread: the io thread. Memory: grows with add, not with
+// reads.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,8 @@ class RegionRegistry {
 
   void add(std::span<std::byte> region);
   void remove(std::span<std::byte> region);
-  // Says that a read filled these bytes; returns why registering failed when it just did. After a failure no more is
-  // tried until something is removed: the limit is the process', not the chunk's.
+  // Says that a read filled these bytes; returns why registering failed when it just did. After a failure no
+  // more is tried until something is removed: the limit is the process', not the chunk's.
   [[nodiscard]] std::string note_read(const std::byte* memory, std::uint64_t n_bytes);
   [[nodiscard]] bool refused() const { return refused_; }
 

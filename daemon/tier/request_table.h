@@ -1,6 +1,6 @@
-// The requests of one SSD tier and how they travel: the caller fills a slot and sends its number to the io thread, which
-// works on it in place and sends the number back. A slot belongs to whoever has its number. Memory: all of it at
-// construction, so a request allocates nothing.
+// The requests of one SSD tier and how they travel: the caller fills a slot and sends its number to the io
+// thread, which works on it in place and sends the number back. A slot belongs to whoever has its number.
+// Memory: all of it at construction, so a request allocates nothing.
 #pragma once
 
 #include <atomic>

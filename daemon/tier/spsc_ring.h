@@ -1,8 +1,8 @@
-// A bounded lock-free queue between exactly one producer thread and one consumer thread. Values are pushed one by one and
-// become visible together with publish(). Memory: sized at construction, never grows.
+// A bounded lock-free queue between exactly one producer thread and one consumer thread. Values are pushed
+// one by one and become visible together with publish(). Memory: sized at construction, never grows.
 //
-// publish and empty are sequentially consistent, so that "publish, then look whether the other side sleeps" on one side and
-// "say that I sleep, then look whether the ring is empty" on the other cannot both miss.
+// publish and empty are sequentially consistent, so that "publish, then look whether the other side sleeps"
+// on one side and "say that I sleep, then look whether the ring is empty" on the other cannot both miss.
 #pragma once
 
 #include <algorithm>
@@ -45,9 +45,9 @@ class SpscRing {
  private:
   std::vector<T> entries_;
   std::uint64_t mask_;
-  alignas(64) std::uint64_t next_ = 0;               // producer's own
-  alignas(64) std::atomic<std::uint64_t> tail_{0};   // written by the producer
-  alignas(64) std::atomic<std::uint64_t> head_{0};   // written by the consumer
+  alignas(64) std::uint64_t next_ = 0;              // producer's own
+  alignas(64) std::atomic<std::uint64_t> tail_{0};  // written by the producer
+  alignas(64) std::atomic<std::uint64_t> head_{0};  // written by the consumer
 };
 
 }  // namespace moecached

@@ -32,8 +32,9 @@ namespace {
 
 Status check_options(const SsdOptions& options) {
   const auto bad = [](const char* name, std::uint64_t value, std::uint64_t lowest, std::uint64_t highest) {
-    return Fault{FaultCode::kInvalid, std::string("ssd ") + name + " is " + std::to_string(value) + ", and must be " +
-                                          std::to_string(lowest) + " to " + std::to_string(highest)};
+    return Fault{FaultCode::kInvalid, std::string("ssd ") + name + " is " + std::to_string(value) +
+                                          ", and must be " + std::to_string(lowest) + " to " +
+                                          std::to_string(highest)};
   };
   constexpr std::uint32_t kDepthMax = 1024;
   constexpr std::uint64_t kReadBytesMin = 4096, kReadBytesMax = 256u << 20;
@@ -53,7 +54,10 @@ Status check_options(const SsdOptions& options) {
 class SsdTierImpl final : public SsdTier {
  public:
   SsdTierImpl(const SsdOptions& options, EventFd event)
-      : options_(options), table_(options.max_requests), event_(std::move(event)), alignments_(kMaxFiles, kNoFile) {
+      : options_(options),
+        table_(options.max_requests),
+        event_(std::move(event)),
+        alignments_(kMaxFiles, kNoFile) {
     for (std::uint32_t slot = options.max_requests; slot-- > 0;) free_slots_.push_back(slot);
     for (std::uint32_t file = kMaxFiles; file-- > 0;) free_files_.push_back(file);
   }
@@ -71,7 +75,8 @@ class SsdTierImpl final : public SsdTier {
     std::promise<Status> started;
     std::future<Status> outcome = started.get_future();
     try {
-      thread_ = std::thread([this, &factory, started = std::move(started)]() mutable { run(factory, std::move(started)); });
+      thread_ = std::thread(
+          [this, &factory, started = std::move(started)]() mutable { run(factory, std::move(started)); });
     } catch (const std::system_error& error) {
       return system_fault("starting the io thread", error.code().value());
     }
@@ -82,7 +87,8 @@ class SsdTierImpl final : public SsdTier {
     if (free_files_.empty()) {
       return Fault{FaultCode::kLimit, "more than " + std::to_string(kMaxFiles) + " model files are open"};
     }
-    const auto alignment_max = static_cast<std::uint32_t>(std::min<std::uint64_t>(read_bytes_max(options_), kAlignmentMax));
+    const auto alignment_max =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(read_bytes_max(options_), kAlignmentMax));
     Result<ReadableFile> opened = open_for_reading(std::move(fd), options_.direct ? alignment_max : 0);
     if (!opened) return std::move(opened).error();
     const std::uint32_t file = free_files_.back();
@@ -130,7 +136,8 @@ class SsdTierImpl final : public SsdTier {
       table_.to_io.push(slot);
     }
     table_.to_io.publish();
-    if (table_.io_sleeps.load(std::memory_order_seq_cst) && table_.io_sleeps.exchange(false)) loop_->engine().wake();
+    if (table_.io_sleeps.load(std::memory_order_seq_cst) && table_.io_sleeps.exchange(false))
+      loop_->engine().wake();
     return n;
   }
 
@@ -138,14 +145,15 @@ class SsdTierImpl final : public SsdTier {
     if (done.empty()) return 0;
     std::size_t n = take_done(done);
     if (n == done.size()) return n;  // there may be more: the event stays readable
-    // Nothing left. Drain first and lower the flag then: the io thread signals anew only once it sees the flag lowered,
-    // and what it published before that is found by the second look. (n == 0: the io thread's signal may have come after
-    // its results had been taken.)
+    // Nothing left. Drain first and lower the flag then: the io thread signals anew only once it sees the
+    // flag lowered, and what it published before that is found by the second look. (n == 0: the io thread's
+    // signal may have come after its results had been taken.)
     if (n == 0 || table_.caller_signalled.load(std::memory_order_relaxed)) {
       event_.drain();
       table_.caller_signalled.exchange(false, std::memory_order_seq_cst);
       n += take_done(done.subspan(n));
-      if (n == done.size() && !table_.to_caller.empty() && !table_.caller_signalled.exchange(true)) event_.signal();
+      if (n == done.size() && !table_.to_caller.empty() && !table_.caller_signalled.exchange(true))
+        event_.signal();
     }
     return n;
   }
@@ -178,7 +186,9 @@ class SsdTierImpl final : public SsdTier {
  private:
   static constexpr std::uint32_t kNoFile = ~0u;
 
-  [[nodiscard]] bool is_open(FileId file) const { return file.value < kMaxFiles && alignments_[file.value] != kNoFile; }
+  [[nodiscard]] bool is_open(FileId file) const {
+    return file.value < kMaxFiles && alignments_[file.value] != kNoFile;
+  }
 
   std::size_t take_done(std::span<ReadDone> done) {
     std::size_t n = 0;
@@ -204,8 +214,8 @@ class SsdTierImpl final : public SsdTier {
     loop.run([this] { run_command(); });
   }
 
-  // Rare, so a lock will do: runs on the io thread, and waits until it has. The lock is held across wake(), so that the
-  // engine is still there, should the command be to stop.
+  // Rare, so a lock will do: runs on the io thread, and waits until it has. The lock is held across wake(),
+  // so that the engine is still there, should the command be to stop.
   void on_io_thread(const std::function<void()>& command) {
     std::unique_lock lock(command_mutex_);
     command_ = &command;
@@ -250,7 +260,8 @@ Result<std::unique_ptr<ReadEngine>> make_engine(const SsdOptions& options, std::
   if (options.engine == SsdEngine::kPread) return make_pread_engine(options.queue_depth);
   Result<std::unique_ptr<ReadEngine>> uring = make_uring_engine(options.queue_depth);
   if (uring || options.engine == SsdEngine::kIoUring) return uring;
-  why_not_better = uring.error().text + ": the kernel (kernel.io_uring_disabled) or a seccomp profile refuses io_uring";
+  why_not_better =
+      uring.error().text + ": the kernel (kernel.io_uring_disabled) or a seccomp profile refuses io_uring";
   return make_pread_engine(options.queue_depth);
 }
 
@@ -263,6 +274,8 @@ Result<std::unique_ptr<SsdTier>> make_ssd_tier_over(const SsdOptions& options, c
   return std::unique_ptr<SsdTier>(std::move(tier));
 }
 
-Result<std::unique_ptr<SsdTier>> make_ssd_tier(const SsdOptions& options) { return make_ssd_tier_over(options, make_engine); }
+Result<std::unique_ptr<SsdTier>> make_ssd_tier(const SsdOptions& options) {
+  return make_ssd_tier_over(options, make_engine);
+}
 
 }  // namespace moecached

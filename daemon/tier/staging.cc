@@ -12,12 +12,14 @@ namespace moecached {
 Result<Staging> Staging::create(std::uint32_t n_buffers, std::uint64_t buffer_bytes) {
   const std::uint64_t bytes = n_buffers * buffer_bytes;
   void* const address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (address == MAP_FAILED) return system_fault("mmap of " + std::to_string(bytes) + " bytes of staging memory", errno);
+  if (address == MAP_FAILED)
+    return system_fault("mmap of " + std::to_string(bytes) + " bytes of staging memory", errno);
   ::madvise(address, bytes, MADV_HUGEPAGE);
   Staging staging;
   staging.memory_ = {static_cast<std::byte*>(address), bytes};
   staging.free_.reserve(n_buffers);
-  for (std::uint32_t i = n_buffers; i-- > 0;) staging.free_.push_back(staging.memory_.data() + i * buffer_bytes);
+  for (std::uint32_t i = n_buffers; i-- > 0;)
+    staging.free_.push_back(staging.memory_.data() + i * buffer_bytes);
   return staging;
 }
 

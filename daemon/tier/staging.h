@@ -1,5 +1,5 @@
-// Page-aligned buffers for reads that cannot go straight into their destination. Thread: the io thread. Memory: one anonymous
-// mapping, populated as it is used (all of it when it is registered with io_uring).
+// Page-aligned buffers for reads that cannot go straight into their destination. Thread: the io thread.
+// Memory: one anonymous mapping, populated as it is used (all of it when it is registered with io_uring).
 #pragma once
 
 #include <cstddef>

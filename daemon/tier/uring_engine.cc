@@ -1,4 +1,5 @@
-// Reads through io_uring. One wait point: completions and wake-ups (a read of an eventfd) arrive in the same queue.
+// Reads through io_uring. One wait point: completions and wake-ups (a read of an eventfd) arrive in the same
+// queue.
 #include <liburing.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -29,7 +30,8 @@ class UringEngine final : public ReadEngine {
   explicit UringEngine(std::uint32_t queue_depth) : queue_depth_(queue_depth), fds_(kMaxFiles, -1) {}
   ~UringEngine() override {
     if (!ring_open_) return;
-    // The kernel cancels what is left in a ring at its leisure; the read of the eventfd must not end after wake_count_ does.
+    // The kernel cancels what is left in a ring at its leisure; the read of the eventfd must not end after
+    // wake_count_ does.
     if (wake_armed_) wake();
     while (wake_armed_) (void)wait({}, true);
     ::io_uring_queue_exit(&ring_);
@@ -38,7 +40,8 @@ class UringEngine final : public ReadEngine {
   UringEngine& operator=(const UringEngine&) = delete;
 
   Status open() {
-    // A wake-up must not be waited for by anybody but the ring, so the eventfd may be a blocking one: the kernel polls it.
+    // A wake-up must not be waited for by anybody but the ring, so the eventfd may be a blocking one: the
+    // kernel polls it.
     wake_fd_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
     if (!wake_fd_) return system_fault("eventfd", errno);
     if (Status status = open_ring(); !status) return status;
@@ -51,7 +54,8 @@ class UringEngine final : public ReadEngine {
 
   void add_file(std::uint32_t file, int fd) override {
     fds_[file] = fd;
-    if (file < n_fixed_files_ && ::io_uring_register_files_update(&ring_, file, &fd, 1) != 1) n_fixed_files_ = 0;
+    if (file < n_fixed_files_ && ::io_uring_register_files_update(&ring_, file, &fd, 1) != 1)
+      n_fixed_files_ = 0;
   }
 
   void remove_file(std::uint32_t file) override {
@@ -60,26 +64,31 @@ class UringEngine final : public ReadEngine {
     fds_[file] = -1;
   }
 
+  bool can_register_memory() const override { return true; }
+
   Status register_memory(std::span<std::byte> memory) override {
     if (free_buffers_.empty()) {
       return Fault{FaultCode::kUnsupported,
-                   buffer_error_ != 0 ? system_fault("a table of registered buffers (needs Linux 5.19)", buffer_error_).text
-                                      : "the kernel's table of registered buffers is full"};
+                   buffer_error_ != 0
+                       ? system_fault("a table of registered buffers (needs Linux 5.19)", buffer_error_).text
+                       : "the kernel's table of registered buffers is full"};
     }
     const std::uint32_t index = free_buffers_.back();
     const iovec range{memory.data(), memory.size()};
     const __u64 tag = 0;
     const int result = ::io_uring_register_buffers_update_tag(&ring_, index, &range, &tag, 1);
     if (result < 0) {
-      Fault fault = system_fault("registering " + std::to_string(memory.size()) + " bytes with io_uring", -result);
+      Fault fault =
+          system_fault("registering " + std::to_string(memory.size()) + " bytes with io_uring", -result);
       if (result == -ENOMEM) fault.text += "; raise RLIMIT_MEMLOCK (LimitMEMLOCK= in a unit)";
       return fault;
     }
     free_buffers_.pop_back();
     const RegisteredMemory entry{memory.data(), memory.data() + memory.size(), index};
-    registered_.insert(std::upper_bound(registered_.begin(), registered_.end(), entry.begin,
-                                        [](std::byte* begin, const RegisteredMemory& r) { return begin < r.begin; }),
-                       entry);
+    registered_.insert(
+        std::upper_bound(registered_.begin(), registered_.end(), entry.begin,
+                         [](std::byte* begin, const RegisteredMemory& r) { return begin < r.begin; }),
+        entry);
     return ok();
   }
 
@@ -99,7 +108,8 @@ class UringEngine final : public ReadEngine {
     const bool fixed_file = read.file < n_fixed_files_;
     const int fd = fixed_file ? static_cast<int>(read.file) : fds_[read.file];
     if (const RegisteredMemory* memory = registered_around(read.memory, read.bytes)) {
-      ::io_uring_prep_read_fixed(entry, fd, read.memory, read.bytes, read.offset, static_cast<int>(memory->index));
+      ::io_uring_prep_read_fixed(entry, fd, read.memory, read.bytes, read.offset,
+                                 static_cast<int>(memory->index));
     } else {
       ::io_uring_prep_read(entry, fd, read.memory, read.bytes, read.offset);
     }
@@ -114,8 +124,8 @@ class UringEngine final : public ReadEngine {
       ::io_uring_sqe_set_data64(entry, kWakeTag);
       wake_armed_ = true;
     }
-    // Errors here (EINTR, EAGAIN and EBUSY when the kernel is short of memory) leave entries in the queue for the next call;
-    // entries that were taken report their own errors.
+    // Errors here (EINTR, EAGAIN and EBUSY when the kernel is short of memory) leave entries in the queue for
+    // the next call; entries that were taken report their own errors.
     if (block) {
       (void)::io_uring_submit_and_wait(&ring_, 1);
     } else {
@@ -146,10 +156,12 @@ class UringEngine final : public ReadEngine {
 
  private:
   Status open_ring() {
-    // The newest modes first: completions are then handled where we wait for them, not by interrupting the thread.
-    static constexpr unsigned kModes[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,  // Linux 6.1
-                                          IORING_SETUP_COOP_TASKRUN,                                // 5.19
-                                          0};
+    // The newest modes first: completions are then handled where we wait for them, not by interrupting the
+    // thread.
+    static constexpr unsigned kModes[] = {
+        IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,  // Linux 6.1
+        IORING_SETUP_COOP_TASKRUN,                                // 5.19
+        0};
     int result = 0;
     for (const unsigned mode : kModes) {
       result = ::io_uring_queue_init(queue_depth_ + 1, &ring_, mode);  // one more for the wake-up
@@ -184,7 +196,8 @@ class UringEngine final : public ReadEngine {
     return entry;
   }
 
-  [[nodiscard]] const RegisteredMemory* registered_around(const std::byte* memory, std::uint32_t n_bytes) const {
+  [[nodiscard]] const RegisteredMemory* registered_around(const std::byte* memory,
+                                                          std::uint32_t n_bytes) const {
     auto next = std::upper_bound(registered_.begin(), registered_.end(), memory,
                                  [](const std::byte* at, const RegisteredMemory& r) { return at < r.begin; });
     if (next == registered_.begin()) return nullptr;

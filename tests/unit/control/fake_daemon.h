@@ -1,0 +1,49 @@
+// A DaemonControl that answers what a test put in, and remembers what it was asked.
+#pragma once
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "daemon/ipc/daemon_control.h"
+
+namespace moecached {
+
+class FakeDaemon final : public DaemonControl {
+ public:
+  StatusReport status() override {
+    if (status_throws) throw std::runtime_error("out of luck");
+    return status_report;
+  }
+  std::vector<ModelReport> models() override { return model_reports; }
+  std::vector<SessionReport> sessions() override { return session_reports; }
+  std::vector<Finding> doctor() override { return findings; }
+  Result<std::string> set_policy(std::uint32_t model, const std::string& spec) override {
+    if (fault) return *fault;
+    policy_model = model;
+    return spec + ":parsed";
+  }
+  std::string default_policy() override { return "slru"; }
+  Result<std::uint32_t> register_model(const std::vector<std::string>& paths) override {
+    if (fault) return *fault;
+    registered = paths;
+    return 9u;
+  }
+  Status drop_model(std::uint32_t model) override {
+    if (fault) return *fault;
+    dropped = model;
+    return ok();
+  }
+
+  StatusReport status_report;
+  std::vector<ModelReport> model_reports;
+  std::vector<SessionReport> session_reports;
+  std::vector<Finding> findings;
+  std::optional<Fault> fault;  // answers every change
+  bool status_throws = false;
+  std::uint32_t policy_model = 99, dropped = 99;
+  std::vector<std::string> registered;
+};
+
+}  // namespace moecached

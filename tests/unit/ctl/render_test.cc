@@ -1,0 +1,69 @@
+#include "client/ctl/render.h"
+
+#include <gmock/gmock.h>
+
+namespace moecached::ctl {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+control::v1::Stats snapshot(double uptime_seconds, std::uint64_t lookups, std::uint64_t hits) {
+  control::v1::Stats stats;
+  stats.set_boot_epoch(1);
+  stats.set_uptime_seconds(uptime_seconds);
+  stats.mutable_total()->set_lookups(lookups);
+  stats.mutable_total()->set_hits(hits);
+  return stats;
+}
+
+TEST(RenderStats, GivesRatesBetweenTwoSnapshots) {
+  const control::v1::Stats before = snapshot(10, 100, 0), after = snapshot(12, 300, 150);
+  EXPECT_THAT(render(after, &before), HasSubstr("last 2.0 s  100 lookups/s, 75.0 % hits, 0 B/s read"));
+  EXPECT_THAT(render(after, nullptr), Not(HasSubstr("lookups/s")));
+  EXPECT_THAT(render(after, nullptr), HasSubstr("50.0 %"));
+}
+
+TEST(RenderStats, GivesNoRatesAcrossARestart) {
+  const control::v1::Stats before = snapshot(10, 100, 0);
+  control::v1::Stats after = snapshot(12, 300, 150);
+  after.set_boot_epoch(2);
+  EXPECT_THAT(render(after, &before), Not(HasSubstr("lookups/s")));
+}
+
+TEST(RenderDoctor, PutsTheWorstFirst) {
+  control::v1::DoctorResponse response;
+  for (const char* severity : {"ok", "warning", "error", "note"}) {
+    control::v1::Finding* finding = response.add_findings();
+    finding->set_severity(severity);
+    finding->set_subject("s");
+    finding->set_text(std::string("it is ").append(severity));
+  }
+  const std::string text = render(response);
+  EXPECT_LT(text.find("it is error"), text.find("it is warning"));
+  EXPECT_LT(text.find("it is warning"), text.find("it is note"));
+  EXPECT_LT(text.find("it is note"), text.find("it is ok"));
+}
+
+TEST(RenderModels, ShowsWhatWasLeftOutAndWhatChanged) {
+  control::v1::ListModelsResponse response;
+  EXPECT_EQ(render(response, false), "no models\n");
+  control::v1::Model* model = response.add_models();
+  model->set_name("a\033b");
+  model->set_changed_on_disk(true);
+  model->add_left_out()->set_tensor("t");
+  model->add_layers()->set_block(37);
+  EXPECT_THAT(render(response, false), HasSubstr("changed on disk, 1 left out"));
+  EXPECT_THAT(render(response, false), HasSubstr("a?b"));
+  EXPECT_THAT(render(response, false), Not(HasSubstr("37")));
+  EXPECT_THAT(render(response, true), HasSubstr("37"));
+}
+
+TEST(RenderSessions, SaysWhichAreStalled) {
+  control::v1::ListSessionsResponse response;
+  response.add_sessions()->set_stalled(true);
+  EXPECT_THAT(render(response), HasSubstr("stalled"));
+}
+
+}  // namespace
+}  // namespace moecached::ctl

@@ -31,12 +31,14 @@ def main():
     build = Path(options.build).resolve()
     host = build / "tests/support/moecached_llama_host"
     ctl = build / "client/ctl/moecachectl"
+    # llama.cpp's threads spin at barriers, also while one of them waits for a miss: one core is left to the daemon.
+    threads = str(max(1, (os.cpu_count() or 2) - 1))
 
     with tempfile.TemporaryDirectory(prefix="moecached-demo-") as folder:
         def generate(name, *arguments, **environment):
             figures = f"{folder}/{name}.json"
             command = [host, "--libs", options.llama_libs, "--model", options.model, "--prompt", PROMPT, "--n-predict",
-                       options.n_predict, "--temp", "0.6", "--seed", "7", "--json", figures, *arguments]
+                       options.n_predict, "--threads", threads, "--temp", "0.6", "--seed", "7", "--json", figures, *arguments]
             done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
             if done.returncode != 0:
                 sys.exit(f"the llama.cpp host ended with {done.returncode}:\n{done.stderr[-3000:]}")

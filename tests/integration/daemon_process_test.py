@@ -34,7 +34,8 @@ class ExitCodes(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
             file.write(printed)
             file.flush()
-            self.assertEqual(run("--config", file.name, "--print-config").stdout, printed)
+            again = run("--config", file.name, "--print-config")
+            self.assertEqual((again.returncode, again.stdout), (0, printed), again.stderr)
         self.assertRegex(run("--version").stdout, r"^moecached \d+\.\d+\.\d+\n$")
         self.assertIn("Exit codes", run("--help").stdout)
 

@@ -4,7 +4,7 @@ import signal
 import harness
 from harness import Daemon, Host, stock, wait_for
 
-N = 300
+N = 900
 
 
 class DaemonDeath(harness.HostTestCase):

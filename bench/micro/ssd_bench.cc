@@ -2,6 +2,12 @@
 // outstanding: to be compared with fio at the same block size, depth and file (fio --rw=randread --direct=1
 // --ioengine=io_uring).
 //
+// Compare only what reads into memory of the same page size: some disks (virtio) cost by the memory segment,
+// and a block in scattered 4 KiB pages was read there at a third of the speed of one in huge pages, by fio as
+// well. The pool here is what the kernel gives a memfd (4 KiB pages unless shmem_enabled allows more),
+// --staged reads through huge pages and copies; fio gets huge pages with --thread and
+// GLIBC_TUNABLES=glibc.malloc.hugetlb=1, and otherwise what malloc happens to find.
+//
 //   ssd_bench FILE [--block 1MiB] [--depth 32] [--seconds 3] [--engine auto|io_uring|pread] [--staged]
 //   [--buffered] [--json]
 #include <fcntl.h>

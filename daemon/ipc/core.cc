@@ -20,9 +20,6 @@ constexpr int kActiveTickMs = 20;
 constexpr int kIdleTickMs = 200;
 constexpr std::uint64_t kActiveFor = 1000 * kMillisecond;
 
-// epoll user data: what woke the loop.
-enum : std::uint64_t { kWakePost = 0, kWakeSsd = 1, kWakeDoorbell = 2, kWakePidfd = 3 };
-
 }  // namespace
 
 Result<std::unique_ptr<Core>> Core::create(const Config& config, std::uint64_t boot_epoch) {
@@ -172,9 +169,7 @@ void Core::finish_stream(const ReadTable::StreamDone& done) {
   }
   Lane* lane = find_lane(done.read.lane_key);
   if (lane == nullptr) return;
-  lane->words->stream_status[done.read.half] = static_cast<std::uint32_t>(status);
-  std::atomic_ref(lane->words->stream_done[done.read.half]).store(done.read.seq, std::memory_order_release);
-  futex_wake(&lane->words->stream_done[done.read.half]);
+  answer_stream(*lane, done.read.half, done.read.seq, status);
 }
 
 void Core::drain_session(SessionState& state) {
@@ -195,9 +190,7 @@ void Core::drain_lane(SessionState& state, Lane& lane) {
       ++state.session->records_refused;
       if (message.kind == MOECACHED_RECORD_LEASE) grant(lane, message.seq, GrantStatus::kRefused);
       if (message.kind == MOECACHED_RECORD_STREAM) {
-        lane.words->stream_status[message.half] = MOECACHED_GRANT_REFUSED;
-        std::atomic_ref(lane.words->stream_done[message.half]).store(message.seq, std::memory_order_release);
-        futex_wake(&lane.words->stream_done[message.half]);
+        answer_stream(lane, message.half, message.seq, GrantStatus::kRefused);
       }
       continue;
     }
@@ -238,9 +231,7 @@ void Core::handle_stream(SessionState& state, Lane& lane, const LaneMessage& mes
     status = GrantStatus::kModelChanged;
   }
   if (status != GrantStatus::kOk) {
-    lane.words->stream_status[message.half] = static_cast<std::uint32_t>(status);
-    std::atomic_ref(lane.words->stream_done[message.half]).store(message.seq, std::memory_order_release);
-    futex_wake(&lane.words->stream_done[message.half]);
+    answer_stream(lane, message.half, message.seq, status);
     return;
   }
   const std::uint64_t index = lane.key % MOECACHED_MAX_LANES;
@@ -255,6 +246,12 @@ void Core::handle_stream(SessionState& state, Lane& lane, const LaneMessage& mes
                  .half = message.half,
                  .seq = message.seq},
       message.ids);
+}
+
+void Core::answer_stream(Lane& lane, std::uint32_t half, std::uint32_t seq, GrantStatus status) {
+  lane.words->stream_status[half] = static_cast<std::uint32_t>(status);
+  std::atomic_ref(lane.words->stream_done[half]).store(seq, std::memory_order_release);
+  futex_wake(&lane.words->stream_done[half]);
 }
 
 void Core::grant(Lane& lane, std::uint32_t seq, GrantStatus status) {

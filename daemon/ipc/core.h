@@ -80,6 +80,8 @@ class Core {
   Status drop_model(std::uint32_t model);
 
  private:
+  // epoll user data: what woke the loop; the session's id lies above the two bits.
+  enum : std::uint64_t { kWakePost = 0, kWakeSsd = 1, kWakeDoorbell = 2, kWakePidfd = 3 };
   // A lane that keeps others waiting in one epoch for this long counts as stalled.
   static constexpr std::uint64_t kStallAfterNs = 100'000'000;
   struct Lane {
@@ -119,6 +121,7 @@ class Core {
   void watch_stalls();
   void carry_out_commands();
   void finish_stream(const ReadTable::StreamDone& done);
+  static void answer_stream(Lane& lane, std::uint32_t half, std::uint32_t seq, GrantStatus status);
   void grant(Lane& lane, std::uint32_t seq, GrantStatus status);
   void reap_sessions();
   void release_session(SessionState& state);

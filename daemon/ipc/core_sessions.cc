@@ -9,10 +9,6 @@
 
 namespace moecached {
 
-namespace {
-enum : std::uint64_t { kWakeDoorbell = 2, kWakePidfd = 3 };
-}
-
 Status Core::add_session(const std::shared_ptr<Session>& session) {
   if (sessions_.size() >= config_.max_sessions) {
     return Fault{FaultCode::kLimit,

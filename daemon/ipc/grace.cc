@@ -17,14 +17,13 @@ bool finished(moecached_shm_lane& lane, std::uint64_t epoch) { return load(lane.
 
 void GraceTracker::begin(std::span<const GraceTicket> tickets, std::span<const GraceLane> lanes,
                          std::vector<GraceTicket>* done) {
-  // Orders the entries' stores before the loads of `begun`: x86 lets a load pass an older store otherwise,
-  // and then a lane that began in between would be missed. The lane has the same fence between its store and
-  // its loads.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const GraceTicket& ticket : tickets) {
     Entry entry{ticket, {}};
     for (const GraceLane& lane : lanes) {
-      const std::uint64_t begun = load(lane.words->begun);
+      // Sequentially consistent, like the store of the entry before it: a load may pass an older store
+      // otherwise, and then a lane that began in between would be missed. The lane stores `begun` and loads
+      // the entry the same way.
+      const std::uint64_t begun = std::atomic_ref(lane.words->begun).load(std::memory_order_seq_cst);
       const std::uint64_t layer = begun & 0xffff;
       const std::uint64_t epoch = begun >> 16;
       if (layer != ticket.layer.value && layer != MOECACHED_LAYER_ALL) continue;

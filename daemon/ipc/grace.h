@@ -1,6 +1,6 @@
 // Grace periods: when may a slot whose table entry was set to absent be overwritten? When every lane that
 // could have read the entry before has finished the epoch in which it did (quiescent-state reclamation; the
-// protocol is in proto/shm/layout.h). Pure apart from loads of lane words and one fence. Thread: core loop.
+// protocol is in proto/shm/layout.h). Pure apart from loads of lane words. Thread: core loop.
 // Memory: entries are recycled.
 #pragma once
 
@@ -34,8 +34,8 @@ class GraceTracker {
   using KnownUnused =
       std::function<bool(std::uint64_t lane_key, std::uint64_t epoch, LayerIndex layer, ExpertIndex expert)>;
 
-  // Call after the table entries of `tickets` were set to absent. Fences, looks at the lanes, and appends to
-  // `done` the tickets that nobody can be using; the others wait.
+  // Call after the table entries of `tickets` were set to absent (sequentially consistent stores). Looks at
+  // the lanes, and appends to `done` the tickets that nobody can be using; the others wait.
   void begin(std::span<const GraceTicket> tickets, std::span<const GraceLane> lanes,
              std::vector<GraceTicket>* done);
   // Looks again; appends tickets whose last lane has moved on.

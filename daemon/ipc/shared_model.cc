@@ -205,7 +205,7 @@ void SharedModel::publish(LayerIndex layer, ExpertIndex expert, SlotIndex slot) 
 }
 
 void SharedModel::unpublish(LayerIndex layer, ExpertIndex expert) {
-  entry(layer, expert).store(MOECACHED_ABSENT, std::memory_order_release);
+  entry(layer, expert).store(MOECACHED_ABSENT, std::memory_order_seq_cst);
 }
 
 }  // namespace moecached

@@ -61,6 +61,8 @@ class SharedModel {
   [[nodiscard]] std::byte* slot(LayerIndex layer, SlotIndex slot);
   // The slot table entry: release, so that a lane which sees the slot sees its bytes.
   void publish(LayerIndex layer, ExpertIndex expert, SlotIndex slot);
+  // Sequentially consistent: GraceTracker::begin must not look at the lanes before the entry is absent for
+  // all.
   void unpublish(LayerIndex layer, ExpertIndex expert);
 
   // Counters and state kept by the core loop.

@@ -22,7 +22,7 @@
 //   4. all present: compute, post a ROUTE record. Nobody waits, nothing is called.
 //      one absent:  completed = epoch + 1 (it used nothing), post a LEASE record with the epoch in which it
 //      is going to compute (epoch + 2), ring the doorbell, futex-wait on lease_done, go to 2.
-// The daemon, to reuse a slot of layer l: entry = -1 (release), full fence, then for each lane of that model
+// The daemon, to reuse a slot of layer l: entry = -1 (release and a full fence, or sequentially consistent), then for each lane of that model
 // read begun; a lane whose begun names another layer is quiescent for l (should it begin l later it sees the
 // flip: x86 orders store-load only across a full fence, hence one on both sides); a lane that names l must
 // reach completed >= its begun epoch first. Lanes that use all layers in one epoch (GPU graphs) write

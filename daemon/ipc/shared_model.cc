@@ -150,10 +150,12 @@ void SharedModel::write_segment() {
                                    .slot_class = from.slot_class,
                                    .n_slots = p_.n_slots[l],
                                    .table_first = table_first,
-                                   .reserved0 = 0,
+                                   .host_first = 0,
                                    .window_offset = window,
                                    .window_bytes = window_bytes(from, p_.n_slots[l]),
-                                   .slot_stride = from.slot_stride};
+                                   .slot_stride = from.slot_stride,
+                                   .all_resident = 0,
+                                   .reserved0 = 0};
     window_offset_.push_back(window);
     table_first_.push_back(table_first);
     window += layer[l].window_bytes;

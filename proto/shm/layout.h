@@ -13,6 +13,18 @@
 //   stream segment  read-only in ONE client, one per (session, model): lane i owns bytes
 //     [i * stream_bytes_per_lane, (i + 1) * stream_bytes_per_lane), split in two halves
 //
+// A model on a GPU has the same model segment, and instead of pool and stream:
+//   table memory    device memory, read-only in clients: int32 slot[layer][expert], as in the model segment, but
+//                   always valid ("covered": VRAM and RAM hold every expert)
+//   windows         one range of addresses per part: device slots, then host slots, dense like the tensor in the file
+//                     0                    device_bytes
+//                     | slot 0 .. D-1 | free |gap| slot host_first + e: expert e in pinned RAM |
+//                   slot s at s * expert_bytes; device_bytes is a multiple of `granularity`, and host_first * expert_bytes
+//                   >= device_bytes for every part of the layer. Host memory is mapped from device_bytes on. Device memory comes in
+//                   chunks, listed in the segment; a client maps the chunks below `n_chunks` before it begins an epoch.
+//   log segment     read-write in ONE client: lane i owns bytes [i * log_bytes_per_lane, ...), a ring of log_entries entries;
+//                   entry of epoch n is n % log_entries: [moecached_shm_log_entry][uint16 layers...][int32 slots...]
+//
 // Everything a client writes is hostile: the daemon copies a record once, then range-checks the copy.
 //
 // The protocol of a lane (one backend instance of a client, one thread at a time), for layer l:
@@ -27,6 +39,16 @@
 // flip: x86 orders store-load only across a full fence, hence one on both sides); a lane that names l must
 // reach completed >= its begun epoch first. Lanes that use all layers in one epoch (GPU graphs) write
 // MOECACHED_LAYER_ALL.
+//
+// The protocol of a lane on a GPU: one epoch is one graph.
+//   1. begun = (epoch + 1) << 16 | MOECACHED_LAYER_ALL, then a full fence
+//   2. load n_chunks; more than are mapped: completed = epoch + 1, map them, go to 1 with the next epoch
+//   3. launch the graph; its kernels look entries up in the table in device memory
+//   4. behind the last kernel, on the GPU: copy the slots that the graph used into the log entry (if the daemon has
+//      drained epoch - log_entries, that is `tail` >= epoch - log_entries), then completed = epoch
+// The daemon flips an entry on the GPU, waits until that write is done, and only then reads `begun`: a launch whose begun
+// it missed starts after the flip reached the GPU's memory. A slot names one expert in one epoch: whoever could read
+// the old one has completed, and its log entry has been drained, before the slot is given to another.
 #ifndef MOECACHED_SHM_LAYOUT_H_
 #define MOECACHED_SHM_LAYOUT_H_
 
@@ -41,7 +63,7 @@ extern "C" {
 #endif
 
 enum {
-  MOECACHED_SHM_VERSION = 1,      // of this file; the two sides must be equal
+  MOECACHED_SHM_VERSION = 2,      // of this file; the two sides must be equal
   MOECACHED_MAX_LANES = 16,       // per session
   MOECACHED_RING_RECORDS = 2048,  // per lane, a power of two
   MOECACHED_RECORD_IDS = 20,      // expert ids in one record; longer lists continue in the next one
@@ -51,11 +73,17 @@ enum {
   MOECACHED_MAX_FILES = 128,      // shards of a model
   MOECACHED_LAYER_ALL = 0xffff,   // in `begun`: this epoch may use every layer
   MOECACHED_ABSENT = -1,          // in the slot table: not resident
+  MOECACHED_LOG_TOKENS = 32,      // of one epoch, the last ones of a batch, in a log entry
+  MOECACHED_UUID_BYTES = 16,      // of a GPU
 };
 
 #define MOECACHED_SHM_MAGIC UINT64_C(0x3148434143454f4d) /* "MOECACH1" little-endian */
 
-enum moecached_segment_kind { MOECACHED_SEGMENT_MODEL = 1, MOECACHED_SEGMENT_SESSION = 2 };
+enum moecached_segment_kind {
+  MOECACHED_SEGMENT_MODEL = 1,
+  MOECACHED_SEGMENT_SESSION = 2,
+  MOECACHED_SEGMENT_GPU_MODEL = 3,
+};
 
 struct moecached_shm_header {
   uint64_t magic;
@@ -83,6 +111,54 @@ struct moecached_shm_model {
   char name[256];                  // for people; zero-terminated
 };
 
+// Follows moecached_shm_model in the segment of a model on a GPU. There, pool_bytes and stream_bytes_per_lane are 0.
+enum moecached_load_state {
+  MOECACHED_LOADING = 0,       // RAM does not hold every expert yet: no epoch may begin
+  MOECACHED_COVERED = 1,
+  MOECACHED_LOAD_FAILED = 2,   // the file could not be read
+};
+
+struct moecached_shm_gpu {
+  uint8_t uuid[MOECACHED_UUID_BYTES];
+  uint64_t granularity;         // bytes; device memory and host memory come in multiples of it
+  uint64_t table_bytes;         // of the table memory; entries as in layers[l].table_first
+  uint64_t windows_offset;      // moecached_shm_window[n_parts], parallel to the parts array
+  uint64_t chunks_offset;       // moecached_shm_chunk[n_chunks_max]
+  uint64_t log_bytes_per_lane;  // a multiple of 4096
+  uint32_t log_entries;         // a power of two
+  uint32_t log_entry_bytes;     // a multiple of 64
+  uint32_t log_slots_offset;    // bytes, within an entry
+  uint32_t log_layer_bytes;     // bytes of one layer in the slots of an entry: LOG_TOKENS * n_expert_used * 4
+  uint32_t n_chunks_max;
+  // Written by the daemon while clients look.
+  uint32_t load_state;          // futex word, moecached_load_state
+  uint32_t n_chunks;            // chunks to map before an epoch begins; only grows
+  uint32_t shapes;              // grows when layers[].all_resident changed
+};
+
+struct moecached_shm_window {
+  uint64_t device_bytes;  // address space for device slots
+  uint64_t host_bytes;    // of the host memory behind it
+};
+
+struct moecached_shm_chunk {
+  uint32_t part;          // index into the parts array
+  uint32_t reserved0;
+  uint64_t offset;        // bytes from the start of the window
+  uint64_t bytes;
+};
+
+// Written by the client before it submits the epoch; the slots behind it are written by the GPU.
+struct moecached_shm_log_entry {
+  uint64_t epoch;
+  uint32_t n_layers;      // rows of slots; layers[i] says which layer row i is
+  uint32_t n_tokens;      // in the entry, 1..MOECACHED_LOG_TOKENS
+  uint32_t n_tokens_all;  // of the epoch
+  uint32_t flags;         // moecached_record_flags
+  uint32_t reserved0[10];
+};
+MOECACHED_STATIC_ASSERT(sizeof(struct moecached_shm_log_entry) == 64, "log entry");
+
 struct moecached_shm_layer {
   uint32_t block;          // N of "blk.N."
   uint32_t n_experts;
@@ -91,12 +167,14 @@ struct moecached_shm_layer {
   uint32_t slot_class;     // layers of equal part types and sizes share it
   uint32_t n_slots;        // resident records this layer can hold; <= n_experts
   uint32_t table_first;    // first entry of this layer in the slot table
-  uint32_t reserved0;
+  uint32_t host_first;     // on a GPU: slot of expert 0 in host memory
   uint64_t window_offset;  // in the pool segment, a multiple of 4096
   uint64_t window_bytes;   // a multiple of 4096, >= n_slots * slot_stride
-  uint64_t slot_stride;    // bytes of one record
+  uint64_t slot_stride;    // bytes of one record; on a GPU 0, as are window_offset and window_bytes
+  uint32_t all_resident;   // on a GPU: 1 when entry e is slot e for every expert and stays so
+  uint32_t reserved0;
 };
-MOECACHED_STATIC_ASSERT(sizeof(struct moecached_shm_layer) == 56, "layer");
+MOECACHED_STATIC_ASSERT(sizeof(struct moecached_shm_layer) == 64, "layer");
 
 enum moecached_part_kind {
   MOECACHED_PART_GATE = 0,
@@ -176,7 +254,7 @@ struct moecached_shm_lane {
   uint64_t fallback_bytes;
   uint64_t lookups;           // (token, expert) pairs resolved, for status displays only
   // Written by the daemon.
-  uint64_t tail;              // records consumed, monotonic
+  uint64_t tail;              // records consumed, monotonic; on a GPU the newest epoch whose log entry was drained
   uint32_t lease_done;        // futex word: seq of the last finished LEASE
   uint32_t lease_status;      // moecached_grant_status, valid once lease_done has its seq
   uint32_t stream_done[2];    // futex words
@@ -204,6 +282,10 @@ enum moecached_handle_type {
   MOECACHED_HANDLE_MODEL_OPEN = 3,    // client -> daemon, fds: [shard 0, shard 1, ...] opened read-only
   MOECACHED_HANDLE_MODEL_OPENED = 4,  // daemon -> client, fds: [model segment, pool segment, stream segment]
   MOECACHED_HANDLE_ERROR = 5,         // daemon -> client
+  MOECACHED_HANDLE_GPU_OPEN = 6,      // client -> daemon, fds as MODEL_OPEN
+  MOECACHED_HANDLE_GPU_OPENED = 7,    // daemon -> client, fds: [model segment, log segment, table memory]
+  MOECACHED_HANDLE_GPU_FETCH = 8,     // client -> daemon: memory of a model on a GPU
+  MOECACHED_HANDLE_GPU_FETCHED = 9,   // daemon -> client, fds: handles first .. first + n_fds - 1
 };
 
 struct moecached_handle_header {
@@ -240,6 +322,46 @@ struct moecached_handle_model_opened {
   uint64_t model_bytes;
   uint64_t pool_bytes;
   uint64_t stream_bytes;
+};
+
+struct moecached_handle_gpu_open {
+  struct moecached_handle_header header;
+  char name[256];        // zero-terminated, for people
+  uint8_t uuid[MOECACHED_UUID_BYTES];
+};
+
+struct moecached_handle_gpu_opened {
+  struct moecached_handle_header header;
+  uint32_t model_id;
+  uint32_t host_memory;  // moecached_host_memory
+  uint64_t model_bytes;
+  uint64_t log_bytes;
+};
+
+enum moecached_host_memory {
+  MOECACHED_HOST_MEMORY_VMM = 1,    // handles of GPU_FETCH are allocations: cuMemImportFromShareableHandle
+  MOECACHED_HOST_MEMORY_MEMFD = 2,  // they are memfds: mmap behind the device part, cuMemHostRegister
+};
+
+enum moecached_gpu_memory {
+  MOECACHED_GPU_MEMORY_HOST = 1,    // handle i: host memory of part i
+  MOECACHED_GPU_MEMORY_CHUNK = 2,   // handle i: device memory of chunk i
+};
+
+enum { MOECACHED_FETCH_MAX = 128 };  // handles in one reply
+
+struct moecached_handle_gpu_fetch {
+  struct moecached_handle_header header;
+  uint32_t model_id;
+  uint32_t memory;       // moecached_gpu_memory
+  uint32_t first;
+  uint32_t count;        // 1..MOECACHED_FETCH_MAX
+};
+
+struct moecached_handle_gpu_fetched {
+  struct moecached_handle_header header;
+  uint32_t first;
+  uint32_t reserved0;
 };
 
 struct moecached_handle_error {

@@ -126,6 +126,57 @@ MOECACHED_API moecached_status moecached_stream_begin(moecached_lane* lane, uint
 // next begin on the same half.
 MOECACHED_API moecached_status moecached_stream_wait(moecached_lane* lane, uint32_t half, const void** data_out);
 
+// -- models on a GPU (covered mode: VRAM and pinned RAM hold every expert; nobody waits for a miss)
+// A window of a part is one range of device addresses: slot s lies at window + s * expert_bytes, for device slots and
+// for host slots read over the link. Which slot an expert is in, kernels look up in `table` at the time they run.
+// libcuda is loaded on the first call; the GPU's primary context is used. Same rules for threads and memory as above.
+typedef struct moecached_gpu_model moecached_gpu_model;
+typedef struct moecached_gpu_lane moecached_gpu_lane;
+
+typedef struct moecached_gpu_layer_info {
+  uint32_t block;          // N of the "blk.N." tensor names
+  uint32_t n_experts;
+  uint32_t n_parts;
+  uint32_t n_slots;        // slot ids in the table are 0..n_slots-1
+  uint32_t all_resident;   // 1: every expert e is in device slot e and stays there; n_slots == n_experts
+  uint64_t table;          // CUdeviceptr of int32[n_experts], changed by the daemon at any time
+} moecached_gpu_layer_info;
+
+typedef struct moecached_gpu_submit {
+  void* done_event;        // CUevent, recorded behind the last kernel of the graph
+  void* logged_event;      // CUevent, recorded by this call when the slots have been read: wait for it before they are overwritten
+  uint64_t slots;          // CUdeviceptr of int32[n_layers][layer_pitch_bytes / 4]: per token n_expert_used slots, dense
+  uint64_t layer_pitch_bytes;
+  const uint16_t* layers;  // of the rows of `slots`
+  uint32_t n_layers;       // 0: nothing to tell
+  uint32_t n_tokens;
+  uint32_t is_prefill;     // 1: a prompt batch
+} moecached_gpu_submit;
+
+// uuid: of the GPU, as cuDeviceGetUuid gives it. MOECACHED_E_REFUSED: the daemon does not serve that GPU.
+MOECACHED_API moecached_status moecached_gpu_model_open(moecached_session* session, const char* const* paths, size_t n_paths,
+                                                        const uint8_t uuid[16], moecached_gpu_model** out);
+MOECACHED_API void moecached_gpu_model_close(moecached_gpu_model* model);
+MOECACHED_API uint32_t moecached_gpu_model_layers(const moecached_gpu_model* model);
+MOECACHED_API uint32_t moecached_gpu_model_expert_used(const moecached_gpu_model* model);
+MOECACHED_API moecached_status moecached_gpu_model_layer(const moecached_gpu_model* model, uint32_t layer, moecached_gpu_layer_info* out);
+// window: CUdeviceptr of slot 0 of the part; part->slot_offset is 0.
+MOECACHED_API moecached_status moecached_gpu_model_part(const moecached_gpu_model* model, uint32_t layer, uint32_t part,
+                                                        moecached_part_info* out, uint64_t* window);
+MOECACHED_API moecached_status moecached_gpu_model_find(const moecached_gpu_model* model, const char* tensor, uint32_t* layer, uint32_t* part);
+// Moves when windows, tables or all_resident changed: take the layer and part infos again.
+MOECACHED_API uint64_t moecached_gpu_model_generation(const moecached_gpu_model* model);
+
+MOECACHED_API moecached_status moecached_gpu_lane_open(moecached_gpu_model* model, moecached_gpu_lane** out);
+// Waits for what the lane submitted.
+MOECACHED_API void moecached_gpu_lane_close(moecached_gpu_lane* lane);
+// Begins an epoch: the graph launched next may use every layer. Waits while the daemon still loads the model, maps memory
+// that was added since. On a loaded model with nothing new: no lock, no system call, no allocation. After a failure no
+// epoch has begun: do not launch.
+MOECACHED_API moecached_status moecached_gpu_lane_begin(moecached_gpu_lane* lane);
+// Ends the epoch when done_event has fired, on the GPU; returns at once.
+MOECACHED_API moecached_status moecached_gpu_lane_submit(moecached_gpu_lane* lane, const moecached_gpu_submit* submit);
+
 // The reason of the last failure on this thread, one sentence; "" if none.
 MOECACHED_API const char* moecached_last_error(void);
 

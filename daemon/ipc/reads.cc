@@ -51,7 +51,7 @@ void ReadTable::start(StreamRead read, std::span<const ExpertIndex> experts) {
   SharedModel& model = *read.model;
   const PartLayout& part = model.layout().layers[read.layer.value].parts[read.part];
   Operation& operation = operations_[index];
-  operation.is_stream = true;
+  operation.kind = Operation::Kind::kStream;
   operation.parts = static_cast<std::uint32_t>(experts.size());
   operation.bytes = experts.size() * part.expert_bytes;
   for (std::size_t first = 0; first < experts.size(); first += kMaxPartReads) {
@@ -70,6 +70,21 @@ void ReadTable::start(StreamRead read, std::span<const ExpertIndex> experts) {
   operation.stream = std::move(read);
 }
 
+void ReadTable::start(BulkRead read, std::span<const PartRead> parts) {
+  CHECK(!parts.empty() && parts.size() <= kMaxPartReads);
+  const std::uint32_t index = allocate();
+  ReadRequest request;
+  request.tag = index;
+  request.n_parts = static_cast<std::uint32_t>(parts.size());
+  std::ranges::copy(parts, request.parts);
+  Operation& operation = operations_[index];
+  operation.kind = Operation::Kind::kBulk;
+  operation.bulk = std::move(read);
+  operation.requests_left = 1;
+  for (const PartRead& part : parts) operation.bytes += part.bytes;
+  backlog_.push_back(request);
+}
+
 void ReadTable::flush() {
   std::vector<ReadRequest> batch;
   while (!backlog_.empty()) {
@@ -81,7 +96,8 @@ void ReadTable::flush() {
   }
 }
 
-void ReadTable::poll(std::vector<SlotDone>* slots, std::vector<StreamDone>* streams) {
+void ReadTable::poll(std::vector<SlotDone>* slots, std::vector<StreamDone>* streams,
+                     std::vector<BulkDone>* bulk) {
   ReadDone done[64];
   for (;;) {
     const std::size_t n = ssd_.poll(done);
@@ -91,11 +107,18 @@ void ReadTable::poll(std::vector<SlotDone>* slots, std::vector<StreamDone>* stre
       Operation& operation = operations_[index];
       if (done[i].result > operation.result) operation.result = done[i].result;
       if (--operation.requests_left > 0) continue;
-      --(operation.is_stream ? operation.stream.model : operation.slot.model)->reads_in_flight;
-      if (operation.is_stream) {
-        streams->push_back({std::move(operation.stream), operation.result, operation.bytes, operation.parts});
-      } else {
-        slots->push_back({std::move(operation.slot), operation.result});
+      switch (operation.kind) {
+        case Operation::Kind::kSlot:
+          --operation.slot.model->reads_in_flight;
+          slots->push_back({std::move(operation.slot), operation.result});
+          break;
+        case Operation::Kind::kStream:
+          --operation.stream.model->reads_in_flight;
+          streams->push_back({std::move(operation.stream), operation.result, operation.bytes, operation.parts});
+          break;
+        case Operation::Kind::kBulk:
+          bulk->push_back({std::move(operation.bulk), operation.result, operation.bytes});
+          break;
       }
       operation = Operation{};
       free_.push_back(index);

@@ -1,5 +1,5 @@
-// What is being read from SSD, and for whom: whole records into slots, and single parts into a lane's stream
-// buffer. Collects the reads of one turn of the core loop and issues them together. Thread: core loop.
+// What is being read from SSD, and for whom: whole records into slots, single parts into a lane's stream
+// buffer, and parts in bulk into pinned memory. Collects the reads of one turn of the core loop and issues them together. Thread: core loop.
 // Memory: an operation keeps what it writes into alive (shared_ptr), so nothing is unmapped under a read.
 #pragma once
 
@@ -33,12 +33,19 @@ struct StreamRead {
   std::uint32_t seq = 0;
 };
 
+// Parts of experts into memory of any kind: what a model on a GPU is loaded with.
+struct BulkRead {
+  std::shared_ptr<void> owner;  // of the memory
+  std::uint64_t tag = 0;        // of the caller, comes back
+};
+
 class ReadTable {
  public:
   explicit ReadTable(SsdTier& ssd);
 
   void start(SlotRead read);
   void start(StreamRead read, std::span<const ExpertIndex> experts);
+  void start(BulkRead read, std::span<const PartRead> parts);
   void flush();  // submits what was started since the last flush, and what did not fit before
 
   struct SlotDone {
@@ -51,14 +58,20 @@ class ReadTable {
     std::uint64_t bytes = 0;
     std::uint32_t parts = 0;
   };
-  void poll(std::vector<SlotDone>* slots, std::vector<StreamDone>* streams);
+  struct BulkDone {
+    BulkRead read;
+    ReadResult result = ReadResult::kOk;
+    std::uint64_t bytes = 0;
+  };
+  void poll(std::vector<SlotDone>* slots, std::vector<StreamDone>* streams, std::vector<BulkDone>* bulk);
   [[nodiscard]] std::size_t in_flight() const { return in_flight_; }
 
  private:
   struct Operation {
-    bool is_stream = false;
+    enum class Kind : std::uint8_t { kSlot, kStream, kBulk } kind = Kind::kSlot;
     SlotRead slot;
     StreamRead stream;
+    BulkRead bulk;
     std::uint32_t requests_left = 0;
     std::uint32_t parts = 0;
     std::uint64_t bytes = 0;

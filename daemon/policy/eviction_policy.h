@@ -24,6 +24,8 @@ class EvictionPolicy {
   virtual void on_insert(ExpertIndex expert, Step step) noexcept = 0;
   // A resident expert was used. REQUIRES: it is resident. Several calls with one step are one event.
   virtual void on_access(ExpertIndex expert, Step step) noexcept = 0;
+  // An expert that is not resident was used. Policies that know nothing of absent experts ignore it.
+  virtual void on_miss(ExpertIndex /*expert*/, Step /*step*/) noexcept {}
   // A resident expert was removed, by rank's choice or another reason. REQUIRES: it is resident.
   virtual void on_remove(ExpertIndex expert) noexcept = 0;
 
@@ -31,6 +33,11 @@ class EvictionPolicy {
   // REQUIRES: every candidate is resident, distinct and unleased.
   [[nodiscard]] virtual std::size_t rank(std::span<const ExpertIndex> candidates,
                                          std::span<ExpertIndex> victims_out) noexcept = 0;
+
+  // What is gained, in uses per step, by the absent `newcomer` in place of the resident `victim`; nothing or
+  // less: leave it. Asked where a miss need not be followed by an insertion (covered mode, where it is read
+  // in place). Policies without an estimate say 1: every miss is worth it.
+  [[nodiscard]] virtual double gain(ExpertIndex /*newcomer*/, ExpertIndex /*victim*/) const noexcept { return 1; }
 };
 
 }  // namespace moecached

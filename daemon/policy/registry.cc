@@ -3,6 +3,7 @@
 #include <array>
 #include <string>
 
+#include "daemon/policy/ewma.h"
 #include "daemon/policy/lru.h"
 #include "daemon/policy/slru.h"
 
@@ -16,6 +17,7 @@ struct Entry {
 
 // A new policy joins here, and with it every test that runs over policy_names().
 constexpr auto kPolicies = std::to_array<Entry>({
+    {EwmaPolicy::kName, &EwmaPolicy::make},
     {LruPolicy::kName, &LruPolicy::make},
     {SlruPolicy::kName, &SlruPolicy::make},
 });

@@ -175,6 +175,16 @@ void Brain::epoch_completed(LaneId id, std::uint64_t completed) {
   if (lane.lease.state == LeaseState::kGranted && lane.lease.epoch <= lane.completed) state_->drop(id);
 }
 
+double Brain::promotion_gain(ModelId id, LayerIndex layer, ExpertIndex expert) {
+  ModelState* model = state_->find_model(id);
+  return model == nullptr ? 0 : State::layer_of(*model, layer).table.promotion_gain(expert);
+}
+
+bool Brain::promote(ModelId id, LayerIndex layer, ExpertIndex expert) {
+  ModelState* model = state_->find_model(id);
+  return model != nullptr && State::layer_of(*model, layer).table.promote(expert, state_->commands);
+}
+
 void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return;

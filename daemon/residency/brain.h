@@ -92,6 +92,10 @@ class Brain {
   void lease(LaneId lane, LayerIndex layer, std::span<const ExpertIndex> experts, std::uint32_t seq,
              std::uint64_t epoch);
   void epoch_completed(LaneId lane, std::uint64_t completed);  // releases a lease with epoch <= completed
+  // Where misses are read in place nobody leases: the shell asks what a promotion would gain (uses per step;
+  // infinite into a free slot) and starts those that are worth their upload. False: no room.
+  [[nodiscard]] double promotion_gain(ModelId model, LayerIndex layer, ExpertIndex expert);
+  bool promote(ModelId model, LayerIndex layer, ExpertIndex expert);
   void grace_done(ModelId model, LayerIndex layer, SlotIndex slot);
   // Instead of grace_done, when a lane that may use the slot has stalled in its epoch: the old expert stays
   // where it is (kPublish), the one that was to come gets another slot, or the leases that wait for it are

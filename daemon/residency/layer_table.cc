@@ -1,6 +1,7 @@
 #include "daemon/residency/layer_table.h"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -36,7 +37,10 @@ Step LayerTable::touch(std::span<const ExpertIndex> experts) {
   std::uint64_t hits = 0;
   for (ExpertIndex index : experts) {
     Expert& expert = at(index);
-    if (expert.state != ExpertState::kResident) continue;
+    if (expert.state != ExpertState::kResident) {
+      policy_->on_miss(index, step);
+      continue;
+    }
     ++hits;
     expert.last_step = step;
     policy_->on_access(index, step);
@@ -113,6 +117,22 @@ void LayerTable::place(ExpertIndex index, Step step, std::vector<Command>& comma
   expert.state = ExpertState::kComing;
   at(expert.slot).expert = index;
   at(expert.slot).step = step;
+}
+
+double LayerTable::promotion_gain(ExpertIndex index) {
+  if (at(index).state != ExpertState::kAbsent) return 0;
+  if (!free_.empty()) return std::numeric_limits<double>::infinity();
+  if (n_evictable_ == 0) return 0;
+  choose_victims(1, kNobody);
+  return policy_->gain(index, victims_.front());
+}
+
+bool LayerTable::promote(ExpertIndex index, std::vector<Command>& commands) {
+  const std::span one(&index, 1);
+  if (at(index).state != ExpertState::kAbsent || !can_admit(one)) return false;
+  admit(one, step_, commands);
+  unpin(one);
+  return true;
 }
 
 LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_index, ExpertIndex* coming,

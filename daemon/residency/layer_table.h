@@ -52,6 +52,13 @@ class LayerTable {
   // REQUIRES: each was pinned by an admit and not yet unpinned for it.
   void unpin(std::span<const ExpertIndex> experts);
 
+  // What the policy expects of loading an absent expert now: infinite while there are free slots, 0 when it is
+  // not absent or nothing can make room.
+  [[nodiscard]] double promotion_gain(ExpertIndex expert);
+  // Starts loading an absent expert that nobody waits for. False: no room.
+  bool promote(ExpertIndex expert, std::vector<Command>& commands);
+  [[nodiscard]] bool has_free_slot() const { return !free_.empty(); }
+
   // Ignored when the slot does not wait for it: a late or doubled event.
   void grace_done(SlotIndex slot, std::vector<Command>& commands);
   // Puts the old expert back into a slot that is being emptied. kNoRoom: the expert that was to come has no

@@ -152,7 +152,8 @@ void IoLoop::accept(std::uint32_t slot) {
                                wanted.offset,
                                wanted.bytes,
                                wanted.destination,
-                               0};
+                               0,
+                               wanted.staged};
     batch_.push_back(index);
     entry.bytes_left += wanted.bytes;
   }

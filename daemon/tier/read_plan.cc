@@ -8,7 +8,8 @@ namespace moecached {
 namespace {
 
 bool goes_straight(const Segment& segment, std::uint64_t alignment) {
-  if (alignment == 1) return true;
+  if (alignment == 1) return true;  // the kernel copies: any memory will do
+  if (segment.staged) return false;
   const auto address = reinterpret_cast<std::uintptr_t>(segment.destination);
   if (segment.direct) return ((address ^ segment.offset) & (alignment - 1)) == 0;
   return ((address | segment.offset | segment.bytes) & (alignment - 1)) == 0;

@@ -29,6 +29,7 @@ struct Segment {
   std::uint64_t bytes = 0;
   std::byte* destination = nullptr;
   std::uint32_t next = 0;  // filled in: the segment after this one in its run
+  bool staged = false;     // through staging in any case
   [[nodiscard]] std::uint64_t end() const { return offset + bytes; }
 };
 

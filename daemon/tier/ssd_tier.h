@@ -27,6 +27,8 @@ struct PartRead {
   // The bytes before and after the destination, up to the direct-I/O alignment, may be overwritten: read in
   // place.
   bool direct = false;
+  // Never read in place: the kernel cannot do direct I/O into memory that a driver mapped (EFAULT).
+  bool staged = false;
 };
 
 inline constexpr std::size_t kMaxPartReads = 8;

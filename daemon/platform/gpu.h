@@ -1,0 +1,113 @@
+// One GPU: memory that other processes can map (device slots, pinned host slots), and a queue that copies between
+// the two and flips slot table entries in the background. The rest of the daemon sees only this; every CUDA
+// call is in gpu_cuda.cc. libcuda is loaded by list_gpus, so the same program runs where there is none.
+// Thread: any, unless said. Memory: objects own what they made; they keep the GPU's context alive.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "daemon/base/result.h"
+#include "daemon/platform/fd.h"
+#include "proto/shm/layout.h"
+
+namespace moecached {
+
+struct GpuId {
+  std::array<std::uint8_t, MOECACHED_UUID_BYTES> uuid{};
+  auto operator<=>(const GpuId&) const = default;
+};
+[[nodiscard]] std::string to_string(const GpuId& id);  // "GPU-01234567-89ab-...", as nvidia-smi prints it
+
+// Pinned host memory: the CPU writes it, the GPU reads it in place, clients map it read-only.
+class GpuHostMemory {
+ public:
+  virtual ~GpuHostMemory() = default;
+  [[nodiscard]] virtual std::span<std::byte> bytes() const = 0;  // a multiple of the granularity
+  [[nodiscard]] virtual moecached_host_memory kind() const = 0;
+  // A descriptor for one client; close it once it is sent, an open one pins the memory.
+  virtual Result<UniqueFd> share() const = 0;
+};
+
+// A range of device addresses of the daemon, backed chunk by chunk by device memory.
+class GpuRange {
+ public:
+  virtual ~GpuRange() = default;
+  [[nodiscard]] virtual std::uint64_t address() const = 0;
+  [[nodiscard]] virtual std::uint64_t bytes() const = 0;  // of addresses
+  // Backs [offset, offset + bytes) with zeroed device memory; both are multiples of the granularity.
+  virtual Status grow(std::uint64_t offset, std::uint64_t bytes) = 0;
+  [[nodiscard]] virtual std::size_t chunks() const = 0;
+  virtual Result<UniqueFd> share(std::size_t chunk) const = 0;  // as GpuHostMemory::share
+};
+
+// Background work on one GPU, done by a thread of its own. Thread: submit and poll belong to one caller.
+class GpuQueue {
+ public:
+  struct Copy {
+    std::uint64_t destination = 0;  // device address
+    const std::byte* source = nullptr;  // pinned
+    std::uint64_t bytes = 0;
+  };
+  struct Flip {  // an aligned int32 in device memory
+    std::uint64_t address = 0;
+    std::int32_t value = 0;
+  };
+  static constexpr std::size_t kCopiesMax = MOECACHED_MAX_PARTS;
+  // Copies, or one flip, or a call. Copies of one job and flips are done when reported; jobs of one kind are
+  // done in order.
+  struct Job {
+    std::uint64_t tag = 0;
+    std::uint32_t n_copies = 0;
+    Copy copies[kCopiesMax];
+    bool is_flip = false;
+    Flip flip;
+    // Runs on the queue's thread, with the GPU's context: driver calls that may take long. Nothing else
+    // moves meanwhile.
+    std::function<void()> call;
+  };
+  struct Done {
+    std::uint64_t tag = 0;
+    bool ok = true;  // false: the GPU is lost, nothing more will succeed
+  };
+  virtual ~GpuQueue() = default;
+  // REQUIRES: room() > 0.
+  virtual void submit(Job job) = 0;
+  [[nodiscard]] virtual std::size_t room() const = 0;
+  virtual void poll(std::vector<Done>* done) = 0;
+  [[nodiscard]] virtual int event_fd() const = 0;  // readable when poll has something
+};
+
+struct GpuMemoryInfo {
+  std::uint64_t free = 0, total = 0;
+};
+
+class Gpu {
+ public:
+  virtual ~Gpu() = default;
+  [[nodiscard]] virtual const GpuId& id() const = 0;
+  [[nodiscard]] virtual const std::string& name() const = 0;  // "NVIDIA H200"
+  [[nodiscard]] virtual std::uint64_t granularity() const = 0;
+  virtual Result<GpuMemoryInfo> memory_info() = 0;
+  virtual Result<std::unique_ptr<GpuHostMemory>> create_host_memory(std::uint64_t bytes) = 0;
+  virtual Result<std::unique_ptr<GpuRange>> reserve(std::uint64_t bytes) = 0;
+  // Returns when the bytes are there.
+  virtual Status write(std::uint64_t address, std::span<const std::byte> source) = 0;
+  virtual Result<std::unique_ptr<GpuQueue>> create_queue() = 0;
+  // Bytes per second of large copies from pinned memory, measured once.
+  virtual Result<double> measure_copy_rate() = 0;
+  // Why host memory is a registered memfd and not shareable driver memory; empty if it is the latter.
+  [[nodiscard]] virtual std::string host_memory_fallback() const = 0;
+};
+
+// The GPUs of this machine, none when there is no driver; `reason` then says why.
+[[nodiscard]] std::vector<std::unique_ptr<Gpu>> list_gpus(std::string* reason);
+
+}  // namespace moecached

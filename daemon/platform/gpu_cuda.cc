@@ -1,0 +1,555 @@
+// GPUs by the CUDA driver API: primary contexts (the ones that llama.cpp's process would get too), memory by
+// cuMemCreate with POSIX descriptors. Every call pushes the context and pops it, since callers are threads of
+// all kinds. Facts that this relies on, measured: descriptors of device and of HOST_NUMA memory can be imported
+// elsewhere; a mapping starts at offset 0 of its allocation and is whole; an exported descriptor that stays open
+// pins the memory.
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "daemon/base/check.h"
+#include "daemon/platform/cuda_driver.h"
+#include "daemon/platform/eventfd.h"
+#include "daemon/platform/gpu.h"
+#include "daemon/platform/memfd.h"
+
+namespace moecached {
+namespace {
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// The primary context of one device, held as long as anything of it exists.
+class Context {
+ public:
+  Context(const CudaDriver& driver, CUdevice of_device, CUcontext context)
+      : cu(driver), device(of_device), context_(context) {}
+  ~Context() { cu.cuDevicePrimaryCtxRelease(device); }
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  // Makes the context current for a scope.
+  class Use {
+   public:
+    explicit Use(const Context& context) : cu_(context.cu) {
+      CHECK(cu_.cuCtxPushCurrent(context.context_) == CUDA_SUCCESS);
+    }
+    ~Use() {
+      CUcontext popped = nullptr;
+      cu_.cuCtxPopCurrent(&popped);
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    const CudaDriver& cu_;
+  };
+
+  const CudaDriver& cu;
+  const CUdevice device;
+
+ private:
+  CUcontext context_;
+};
+using ContextPtr = std::shared_ptr<Context>;
+
+CUmemAllocationProp properties(CUmemLocationType type, int id) {
+  CUmemAllocationProp out{};
+  out.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  out.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  out.location.type = type;
+  out.location.id = id;
+  return out;
+}
+
+CUmemAccessDesc read_write(CUmemLocationType type, int id) {
+  CUmemAccessDesc out{};
+  out.location.type = type;
+  out.location.id = id;
+  out.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return out;
+}
+
+Result<UniqueFd> export_handle(const Context& context, CUmemGenericAllocationHandle handle) {
+  const Context::Use use(context);
+  int fd = -1;
+  const CUresult result =
+      context.cu.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  if (result != CUDA_SUCCESS) return context.cu.fault("sharing GPU memory", result);
+  return UniqueFd(fd);
+}
+
+// A reserved range of addresses and the allocations mapped into it.
+class CudaRange final : public GpuRange {
+ public:
+  static Result<std::unique_ptr<CudaRange>> reserve(ContextPtr context, std::uint64_t bytes,
+                                                    std::uint64_t granularity) {
+    const Context::Use use(*context);
+    CUdeviceptr address = 0;
+    const CUresult result = context->cu.cuMemAddressReserve(&address, bytes, granularity, 0, 0);
+    if (result != CUDA_SUCCESS) {
+      return context->cu.fault("reserving " + std::to_string(bytes) + " bytes of GPU addresses", result);
+    }
+    return std::unique_ptr<CudaRange>(new CudaRange(std::move(context), address, bytes));
+  }
+
+  ~CudaRange() override {
+    const Context::Use use(*context_);
+    for (const Chunk& chunk : chunks_) {
+      context_->cu.cuMemUnmap(address_ + chunk.offset, chunk.bytes);
+      context_->cu.cuMemRelease(chunk.handle);
+    }
+    context_->cu.cuMemAddressFree(address_, bytes_);
+  }
+
+  std::uint64_t address() const override { return address_; }
+  std::uint64_t bytes() const override { return bytes_; }
+  std::size_t chunks() const override { return chunks_.size(); }
+  Result<UniqueFd> share(std::size_t chunk) const override {
+    CHECK(chunk < chunks_.size());
+    return export_handle(*context_, chunks_[chunk].handle);
+  }
+
+  Status grow(std::uint64_t offset, std::uint64_t bytes) override {
+    CHECK(offset + bytes <= bytes_);
+    const CUmemAllocationProp wanted = properties(CU_MEM_LOCATION_TYPE_DEVICE, context_->device);
+    const CUmemAccessDesc access = read_write(CU_MEM_LOCATION_TYPE_DEVICE, context_->device);
+    if (Status mapped = map(offset, bytes, wanted, {&access, 1}); !mapped) return mapped;
+    const Context::Use use(*context_);
+    // Kernels read past the last row of an expert: what is there must not be a leftover that decodes to NaN.
+    const CUresult result = context_->cu.cuMemsetD8(address_ + offset, 0, bytes);
+    if (result != CUDA_SUCCESS) return context_->cu.fault("clearing GPU memory", result);
+    return ok();
+  }
+
+  Status map(std::uint64_t offset, std::uint64_t bytes, const CUmemAllocationProp& wanted,
+             std::span<const CUmemAccessDesc> access) {
+    const Context::Use use(*context_);
+    CUmemGenericAllocationHandle handle = 0;
+    CUresult result = context_->cu.cuMemCreate(&handle, bytes, &wanted, 0);
+    if (result != CUDA_SUCCESS) return context_->cu.fault("allocating " + std::to_string(bytes) + " bytes", result);
+    result = context_->cu.cuMemMap(address_ + offset, bytes, 0, handle, 0);
+    if (result != CUDA_SUCCESS) {
+      context_->cu.cuMemRelease(handle);
+      return context_->cu.fault("mapping GPU memory", result);
+    }
+    chunks_.push_back({handle, offset, bytes});
+    for (const CUmemAccessDesc& who : access) {
+      result = context_->cu.cuMemSetAccess(address_ + offset, bytes, &who, 1);
+      if (result != CUDA_SUCCESS) return context_->cu.fault("making GPU memory accessible", result);
+    }
+    return ok();
+  }
+
+ private:
+  struct Chunk {
+    CUmemGenericAllocationHandle handle;
+    std::uint64_t offset, bytes;
+  };
+  CudaRange(ContextPtr context, CUdeviceptr address, std::uint64_t bytes)
+      : context_(std::move(context)), address_(address), bytes_(bytes) {}
+
+  ContextPtr context_;
+  const CUdeviceptr address_;
+  const std::uint64_t bytes_;
+  std::vector<Chunk> chunks_;
+};
+
+class VmmHostMemory final : public GpuHostMemory {
+ public:
+  explicit VmmHostMemory(std::unique_ptr<CudaRange> range) : range_(std::move(range)) {}
+  std::span<std::byte> bytes() const override {
+    // One address for both: the range was made accessible to the CPU as well.
+    return {reinterpret_cast<std::byte*>(range_->address()), range_->bytes()};  // NOLINT
+  }
+  moecached_host_memory kind() const override { return MOECACHED_HOST_MEMORY_VMM; }
+  Result<UniqueFd> share() const override { return range_->share(0); }
+
+ private:
+  std::unique_ptr<CudaRange> range_;
+};
+
+class RegisteredMemfd final : public GpuHostMemory {
+ public:
+  RegisteredMemfd(ContextPtr context, Memfd memory) : context_(std::move(context)), memory_(std::move(memory)) {}
+  ~RegisteredMemfd() override {
+    const Context::Use use(*context_);
+    if (registered_) context_->cu.cuMemHostUnregister(memory_.bytes().data());
+  }
+  Status pin() {
+    const Context::Use use(*context_);
+    const CUresult result = context_->cu.cuMemHostRegister(memory_.bytes().data(), memory_.bytes().size(),
+                                                           CU_MEMHOSTREGISTER_PORTABLE);
+    if (result != CUDA_SUCCESS) {
+      return context_->cu.fault("pinning " + std::to_string(memory_.bytes().size()) + " bytes of memory", result);
+    }
+    registered_ = true;
+    return ok();
+  }
+  std::span<std::byte> bytes() const override { return memory_.bytes(); }
+  moecached_host_memory kind() const override { return MOECACHED_HOST_MEMORY_MEMFD; }
+  Result<UniqueFd> share() const override {
+    UniqueFd copy(::dup(memory_.fd()));
+    if (!copy) return system_fault("duplicating a descriptor", errno);
+    return copy;
+  }
+
+ private:
+  ContextPtr context_;
+  Memfd memory_;
+  bool registered_ = false;
+};
+
+class CudaQueue final : public GpuQueue {
+ public:
+  static Result<std::unique_ptr<GpuQueue>> create(ContextPtr context) {
+    auto wake = EventFd::create();
+    if (!wake) return std::move(wake).error();
+    std::unique_ptr<CudaQueue> queue(new CudaQueue(std::move(context), *std::move(wake)));
+    const Context::Use use(*queue->context_);
+    for (Lane& lane : queue->lanes_) {
+      const CUresult result = queue->cu_.cuStreamCreateWithPriority(&lane.stream, CU_STREAM_NON_BLOCKING, 0);
+      if (result != CUDA_SUCCESS) return queue->cu_.fault("creating a stream", result);
+    }
+    queue->thread_ = std::thread([raw = queue.get()] { raw->run(); });
+    return std::unique_ptr<GpuQueue>(std::move(queue));
+  }
+
+  ~CudaQueue() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+    const Context::Use use(*context_);
+    for (Lane& lane : lanes_) {
+      if (lane.stream == nullptr) continue;
+      cu_.cuStreamSynchronize(lane.stream);
+      for (const InFlight& job : lane.in_flight) cu_.cuEventDestroy(job.event);
+      cu_.cuStreamDestroy(lane.stream);
+    }
+    for (CUevent event : events_) cu_.cuEventDestroy(event);
+  }
+
+  void submit(Job job) override {
+    ++outstanding_;
+    CHECK(outstanding_ <= kOutstandingMax);
+    {
+      const std::lock_guard lock(mutex_);
+      jobs_.push_back(std::move(job));
+    }
+    changed_.notify_one();
+  }
+  std::size_t room() const override { return kOutstandingMax - outstanding_; }
+  void poll(std::vector<Done>* done) override {
+    wake_.drain();
+    const std::lock_guard lock(mutex_);
+    outstanding_ -= done_.size();
+    done->insert(done->end(), done_.begin(), done_.end());
+    done_.clear();
+  }
+  int event_fd() const override { return wake_.fd(); }
+
+ private:
+  static constexpr std::size_t kOutstandingMax = 8192;
+  // Two streams of copies hide each other's start: 1 MiB pieces on one stream leave a tenth of the link unused.
+  static constexpr std::size_t kCopyLanes = 2;
+  static constexpr std::size_t kFlipLane = kCopyLanes;
+  struct InFlight {
+    std::uint64_t tag;
+    CUevent event;
+  };
+  struct Lane {
+    CUstream stream = nullptr;
+    std::deque<InFlight> in_flight;
+  };
+
+  CudaQueue(ContextPtr context, EventFd wake)
+      : context_(std::move(context)), cu_(context_->cu), wake_(std::move(wake)) {}
+
+  void run() {
+    // Completions are looked for in short sleeps; the default slack of 50 us would be most of a copy.
+    ::prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
+    ::prctl(PR_SET_NAME, "gpu-copy", 0, 0, 0);
+    const Context::Use use(*context_);
+    std::deque<Job> taken;
+    std::vector<Done> finished;
+    for (;;) {
+      const bool busy = std::ranges::any_of(lanes_, [](const Lane& lane) { return !lane.in_flight.empty(); });
+      {
+        std::unique_lock lock(mutex_);
+        if (!busy) changed_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
+        if (stopping_) return;
+        taken.swap(jobs_);
+      }
+      for (Job& job : taken) start(job, &finished);
+      taken.clear();
+      for (Lane& lane : lanes_) collect(lane, &finished);
+      if (!finished.empty()) {
+        {
+          const std::lock_guard lock(mutex_);
+          done_.insert(done_.end(), finished.begin(), finished.end());
+        }
+        finished.clear();
+        wake_.signal();
+      } else if (busy) {
+        std::this_thread::sleep_for(std::chrono::microseconds(10));
+      }
+    }
+  }
+
+  void start(Job& job, std::vector<Done>* finished) {
+    if (job.call) {
+      job.call();
+      finished->push_back({job.tag, true});
+      return;
+    }
+    Lane& lane = lanes_[job.is_flip ? kFlipLane : next_copy_lane_++ % kCopyLanes];
+    CUresult result = lost_ ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+    if (job.is_flip && result == CUDA_SUCCESS) {
+      // The default flag: a system-wide fence comes before the write, so what earlier jobs copied is seen first.
+      result = cu_.cuStreamWriteValue32(lane.stream, job.flip.address, static_cast<cuuint32_t>(job.flip.value),
+                                        CU_STREAM_WRITE_VALUE_DEFAULT);
+    }
+    for (std::uint32_t i = 0; i < job.n_copies && result == CUDA_SUCCESS; ++i) {
+      result =
+          cu_.cuMemcpyHtoDAsync(job.copies[i].destination, job.copies[i].source, job.copies[i].bytes, lane.stream);
+    }
+    CUevent event = nullptr;
+    if (result == CUDA_SUCCESS) result = take_event(&event);
+    if (result == CUDA_SUCCESS) result = cu_.cuEventRecord(event, lane.stream);
+    if (result == CUDA_SUCCESS) {
+      lane.in_flight.push_back({job.tag, event});
+      return;
+    }
+    lost_ = true;
+    if (event != nullptr) events_.push_back(event);
+    finished->push_back({job.tag, false});
+  }
+
+  void collect(Lane& lane, std::vector<Done>* finished) {
+    while (!lane.in_flight.empty()) {
+      const InFlight job = lane.in_flight.front();
+      const CUresult result = lost_ ? CUDA_ERROR_UNKNOWN : cu_.cuEventQuery(job.event);
+      if (result == CUDA_ERROR_NOT_READY) return;
+      lane.in_flight.pop_front();
+      events_.push_back(job.event);
+      if (result != CUDA_SUCCESS) lost_ = true;
+      finished->push_back({job.tag, result == CUDA_SUCCESS});
+    }
+  }
+
+  CUresult take_event(CUevent* event) {
+    if (events_.empty()) return cu_.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
+    *event = events_.back();
+    events_.pop_back();
+    return CUDA_SUCCESS;
+  }
+
+  ContextPtr context_;
+  const CudaDriver& cu_;
+  EventFd wake_;
+  std::size_t outstanding_ = 0;  // the submitter's
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  std::vector<Done> done_;
+  bool stopping_ = false;
+  // The thread's own.
+  std::array<Lane, kCopyLanes + 1> lanes_;
+  std::vector<CUevent> events_;
+  std::size_t next_copy_lane_ = 0;
+  bool lost_ = false;
+  std::thread thread_;
+};
+
+class CudaGpu final : public Gpu {
+ public:
+  static Result<std::unique_ptr<Gpu>> open(const CudaDriver& cu, int ordinal) {
+    CUdevice device = 0;
+    if (const CUresult r = cu.cuDeviceGet(&device, ordinal); r != CUDA_SUCCESS) return cu.fault("GPU", r);
+    CUuuid uuid{};
+    if (const CUresult r = cu.cuDeviceGetUuid(&uuid, device); r != CUDA_SUCCESS) return cu.fault("UUID", r);
+    GpuId id;
+    std::memcpy(id.uuid.data(), uuid.bytes, id.uuid.size());
+    char name[256] = "";
+    cu.cuDeviceGetName(name, sizeof name - 1, device);
+    std::unique_ptr<CudaGpu> gpu(new CudaGpu(cu, device, id, name));
+    return std::unique_ptr<Gpu>(std::move(gpu));
+  }
+
+  const GpuId& id() const override { return id_; }
+  const std::string& name() const override { return name_; }
+  std::uint64_t granularity() const override { return kGranularity; }
+  std::string host_memory_fallback() const override {
+    const std::lock_guard lock(mutex_);
+    return host_memory_fallback_;
+  }
+
+  Result<GpuMemoryInfo> memory_info() override {
+    auto context = use_context();
+    if (!context) return std::move(context).error();
+    const Context::Use use(**context);
+    std::size_t free = 0, total = 0;
+    const CUresult result = cu_.cuMemGetInfo(&free, &total);
+    if (result != CUDA_SUCCESS) return cu_.fault("asking how much GPU memory is free", result);
+    return GpuMemoryInfo{free, total};
+  }
+
+  Result<std::unique_ptr<GpuHostMemory>> create_host_memory(std::uint64_t bytes) override {
+    auto context = use_context();
+    if (!context) return std::move(context).error();
+    bytes = round_up(bytes, kGranularity);
+    if (host_memory_fallback().empty()) {
+      auto memory = create_vmm_host_memory(*context, bytes);
+      if (memory || memory.error().code == FaultCode::kLimit) return memory;
+      const std::lock_guard lock(mutex_);
+      host_memory_fallback_ = memory.error().text;
+    }
+    auto memory = Memfd::create("experts", bytes, ClientAccess::kReadOnly);
+    if (!memory) return std::move(memory).error();
+    auto pinned = std::make_unique<RegisteredMemfd>(*context, *std::move(memory));
+    if (Status done = pinned->pin(); !done) return std::move(done).error();
+    return std::unique_ptr<GpuHostMemory>(std::move(pinned));
+  }
+
+  Result<std::unique_ptr<GpuRange>> reserve(std::uint64_t bytes) override {
+    auto context = use_context();
+    if (!context) return std::move(context).error();
+    auto range = CudaRange::reserve(*context, bytes, kGranularity);
+    if (!range) return std::move(range).error();
+    return std::unique_ptr<GpuRange>(*std::move(range));
+  }
+
+  Status write(std::uint64_t address, std::span<const std::byte> source) override {
+    auto context = use_context();
+    if (!context) return std::move(context).error();
+    const Context::Use use(**context);
+    const CUresult result = cu_.cuMemcpyHtoD(address, source.data(), source.size());
+    if (result != CUDA_SUCCESS) return cu_.fault("writing GPU memory", result);
+    return ok();
+  }
+
+  Result<std::unique_ptr<GpuQueue>> create_queue() override {
+    auto context = use_context();
+    if (!context) return std::move(context).error();
+    return CudaQueue::create(*context);
+  }
+
+  Result<double> measure_copy_rate() override {
+    constexpr std::uint64_t kBytes = 64u << 20;
+    constexpr int kRounds = 4;
+    auto host = create_host_memory(kBytes);
+    if (!host) return std::move(host).error();
+    auto context = use_context();
+    if (!context) return std::move(context).error();
+    const Context::Use use(**context);
+    CUdeviceptr device = 0;
+    if (const CUresult r = cu_.cuMemAlloc(&device, kBytes); r != CUDA_SUCCESS) return cu_.fault("allocating", r);
+    CUstream stream = nullptr;
+    CUresult result = cu_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
+    double best = 0;
+    for (int i = 0; i <= kRounds && result == CUDA_SUCCESS; ++i) {  // the first one warms up
+      const auto begin = std::chrono::steady_clock::now();
+      result = cu_.cuMemcpyHtoDAsync(device, (*host)->bytes().data(), kBytes, stream);
+      if (result == CUDA_SUCCESS) result = cu_.cuStreamSynchronize(stream);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      if (i > 0 && took.count() > 0) best = std::max(best, static_cast<double>(kBytes) / took.count());
+    }
+    if (stream != nullptr) cu_.cuStreamDestroy(stream);
+    cu_.cuMemFree(device);
+    if (result != CUDA_SUCCESS) return cu_.fault("measuring the link", result);
+    return best;
+  }
+
+ private:
+  // Of every GPU that can map memory today; asked for all the same before the first allocation.
+  static constexpr std::uint64_t kGranularity = 2u << 20;
+
+  CudaGpu(const CudaDriver& cu, CUdevice device, GpuId id, std::string name)
+      : cu_(cu), device_(device), id_(id), name_(std::move(name)) {}
+
+  // The context is made when first needed: a daemon that serves no model on this GPU takes none of its memory.
+  Result<ContextPtr> use_context() {
+    const std::lock_guard lock(mutex_);
+    if (context_) return context_;
+    const CUmemAllocationProp wanted = properties(CU_MEM_LOCATION_TYPE_DEVICE, device_);
+    std::size_t granularity = 0;
+    CUresult result =
+        cu_.cuMemGetAllocationGranularity(&granularity, &wanted, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
+    if (result != CUDA_SUCCESS) return cu_.fault(name_ + ": memory that can be shared", result);
+    if (kGranularity % granularity != 0) {
+      return Fault{FaultCode::kUnsupported, name_ + " allocates in pieces of " + std::to_string(granularity) +
+                                                " bytes; 2 MiB is expected"};
+    }
+    CUcontext context = nullptr;
+    result = cu_.cuDevicePrimaryCtxRetain(&context, device_);
+    if (result != CUDA_SUCCESS) return cu_.fault(name_ + ": context", result);
+    context_ = std::make_shared<Context>(cu_, device_, context);
+    return context_;
+  }
+
+  Result<std::unique_ptr<GpuHostMemory>> create_vmm_host_memory(const ContextPtr& context, std::uint64_t bytes) {
+    int node = 0;
+    {
+      const Context::Use use(*context);
+      if (cu_.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device_) != CUDA_SUCCESS || node < 0)
+        node = 0;
+    }
+    auto range = CudaRange::reserve(context, bytes, kGranularity);
+    if (!range) return std::move(range).error();
+    const CUmemAccessDesc access[] = {read_write(CU_MEM_LOCATION_TYPE_DEVICE, device_),
+                                      read_write(CU_MEM_LOCATION_TYPE_HOST_NUMA, node)};
+    if (Status mapped = (*range)->map(0, bytes, properties(CU_MEM_LOCATION_TYPE_HOST_NUMA, node), access); !mapped) {
+      return std::move(mapped).error();
+    }
+    return std::unique_ptr<GpuHostMemory>(std::make_unique<VmmHostMemory>(*std::move(range)));
+  }
+
+  const CudaDriver& cu_;
+  const CUdevice device_;
+  const GpuId id_;
+  const std::string name_;
+  mutable std::mutex mutex_;
+  ContextPtr context_;
+  std::string host_memory_fallback_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Gpu>> list_gpus(std::string* reason) {
+  std::vector<std::unique_ptr<Gpu>> gpus;
+  const Result<const CudaDriver*> driver = CudaDriver::load();
+  if (!driver) {
+    *reason = driver.error().text;
+    return gpus;
+  }
+  int count = 0;
+  if (const CUresult result = (*driver)->cuDeviceGetCount(&count); result != CUDA_SUCCESS) {
+    *reason = (*driver)->fault("counting GPUs", result).text;
+    return gpus;
+  }
+  for (int i = 0; i < count; ++i) {
+    auto gpu = CudaGpu::open(**driver, i);
+    if (!gpu) {
+      *reason = "GPU " + std::to_string(i) + ": " + gpu.error().text;
+      continue;
+    }
+    gpus.push_back(*std::move(gpu));
+  }
+  if (gpus.empty() && reason->empty()) *reason = "the NVIDIA driver sees no GPU";
+  return gpus;
+}
+
+}  // namespace moecached

@@ -18,6 +18,17 @@ struct SlotsSpec {
   double value = 0;
 };
 
+// What models on GPUs may take. Device slots are added after a client's first graph, so that its own buffers
+// come first.
+struct GpuOptions {
+  std::string devices = "auto";          // all GPUs; "none"; or UUIDs, separated by commas
+  SlotsSpec slots;                       // device slots of each layer
+  std::uint64_t bytes = 0;               // device memory for slots, each GPU; 0: no limit of its own
+  std::uint64_t keep_free = 1ull << 30;  // device memory that stays free
+  std::string policy = "ewma";
+  std::uint32_t max_slowdown_percent = 5;  // of a decoding client, by uploads; 100: no limit
+};
+
 struct Config {
   std::string runtime_directory = "/run/moecached";
   std::string control_socket;  // default runtime_directory/control.sock
@@ -32,6 +43,7 @@ struct Config {
       32u << 20;  // upper bound of one lane's stream buffer, raised to twice the largest part
 
   SsdOptions ssd;
+  GpuOptions gpu;
 
   std::uint32_t max_sessions = 64;
   std::uint32_t max_models = 16;

@@ -52,6 +52,28 @@ Result<std::uint64_t> parse_bounded_size(std::string_view text, Bounds bounds) {
   return bytes;
 }
 
+// Device memory: a share of the machine's memory would mean nothing there.
+Result<std::uint64_t> parse_bounded_bytes(std::string_view text, Bounds bounds) {
+  if (text.ends_with('%')) return invalid("must be in bytes (\"2GiB\"), not a share");
+  return parse_bounded_size(text, bounds);
+}
+
+Status parse_devices(std::string_view text, std::string* out) {
+  if (text.empty()) return invalid("must be auto, none, or UUIDs separated by commas");
+  if (text != "auto" && text != "none") {
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const std::size_t end = std::min(text.find(',', begin), text.size());
+      const std::string_view uuid = text.substr(begin, end - begin);
+      if (uuid.size() != 40 || !uuid.starts_with("GPU-")) {
+        return invalid("has '" + std::string(uuid) + "', which is no UUID like GPU-01234567-89ab-cdef-0123-456789abcdef");
+      }
+      begin = end + 1;
+    }
+  }
+  *out = text;
+  return ok();
+}
+
 // A pool larger than memory would be swapped out or kill somebody.
 std::uint64_t pool_bytes_max() {
   const std::uint64_t memory = machine_memory_bytes();
@@ -227,6 +249,32 @@ constexpr std::array kSettings = {
               return store(parse_bounded_size(t, {4096, 1024 * kMib}), &c.ssd.max_read_bytes);
             },
             [](const C& c) { return std::to_string(c.ssd.max_read_bytes); }},
+    Setting{"gpu.devices", "", kText, "LIST",
+            "GPUs to serve: auto (all), none, or UUIDs as nvidia-smi -L prints them, separated by commas (auto)",
+            [](C& c, T t) { return parse_devices(t, &c.gpu.devices); },
+            [](const C& c) { return c.gpu.devices; }},
+    Setting{"gpu.slots", "", kSize, "N|P%|auto",
+            "device slots of each layer: a number, a share of its experts, or what memory allows (auto)",
+            [](C& c, T t) { return parse_slots(t, &c.gpu.slots); },
+            [](const C& c) { return print_slots(c.gpu.slots); }},
+    Setting{"gpu.bytes", "", kSize, "SIZE", "device memory for slots on each GPU; 0: only keep_free limits it (0)",
+            [](C& c, T t) {
+              return store(parse_bounded_bytes(t, {0, 1ull << 46}), &c.gpu.bytes);
+            },
+            [](const C& c) { return std::to_string(c.gpu.bytes); }},
+    Setting{"gpu.keep_free", "", kSize, "SIZE", "device memory that is left free on each GPU (1GiB)",
+            [](C& c, T t) {
+              return store(parse_bounded_bytes(t, {0, 1ull << 46}), &c.gpu.keep_free);
+            },
+            [](const C& c) { return std::to_string(c.gpu.keep_free); }},
+    Setting{"gpu.policy", "", kText, "SPEC", "eviction policy of device slots (ewma)",
+            [](C& c, T t) { return parse_policy(t, &c.gpu.policy); }, [](const C& c) { return c.gpu.policy; }},
+    Setting{"gpu.max_slowdown", "", kInteger, "PERCENT",
+            "what uploads may cost a decoding client; 100: no limit (5)",
+            [](C& c, T t) {
+              return store(parse_number(t, {1, 100}), &c.gpu.max_slowdown_percent);
+            },
+            [](const C& c) { return std::to_string(c.gpu.max_slowdown_percent); }},
     Setting{"limits.sessions", "", kInteger, "N", "client sessions at once (64)",
             [](C& c, T t) {
               return store(parse_number(t, {1, 4096}), &c.max_sessions);

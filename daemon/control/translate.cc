@@ -37,6 +37,9 @@ void add_model(const ModelReport& model, control::v1::Counters* to) {
   to->set_bytes_read(to->bytes_read() + model.bytes_read);
   to->set_streamed_parts(to->streamed_parts() + model.streamed_parts);
   to->set_streamed_bytes(to->streamed_bytes() + model.streamed_bytes);
+  to->set_bytes_uploaded(to->bytes_uploaded() + model.bytes_uploaded);
+  to->set_bytes_in_place(to->bytes_in_place() + model.bytes_in_place);
+  to->set_epochs(to->epochs() + model.epochs);
 }
 
 }  // namespace
@@ -71,6 +74,12 @@ void translate(const ModelReport& from, control::v1::Model* to) {
   to->set_bytes_read(from.bytes_read);
   to->set_streamed_parts(from.streamed_parts);
   to->set_streamed_bytes(from.streamed_bytes);
+  to->set_device(from.device);
+  to->set_loading(from.loading);
+  to->set_device_bytes(from.device_bytes);
+  to->set_bytes_uploaded(from.bytes_uploaded);
+  to->set_bytes_in_place(from.bytes_in_place);
+  to->set_epochs(from.epochs);
   for (const LayerReport& layer : from.layers) {
     control::v1::Layer* out = to->add_layers();
     out->set_block(layer.block);

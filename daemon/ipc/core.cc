@@ -31,19 +31,24 @@ Result<std::unique_ptr<Core>> Core::create(const Config& config, std::uint64_t b
   if (!epoll) return std::move(epoll).error();
   if (auto added = epoll->add(wake->fd(), EPOLLIN, kWakePost); !added) return std::move(added).error();
   if (auto added = epoll->add((*ssd)->event_fd(), EPOLLIN, kWakeSsd); !added) return std::move(added).error();
-  return std::unique_ptr<Core>(
-      new Core(config, boot_epoch, *std::move(ssd), make_host_device(), *std::move(wake), *std::move(epoll)));
+  std::vector<std::unique_ptr<Gpu>> gpus;
+  std::string no_gpu_reason;
+  if (config.gpu.devices != "none") gpus = list_gpus(&no_gpu_reason);
+  return std::unique_ptr<Core>(new Core(config, boot_epoch, *std::move(ssd), make_host_device(), *std::move(wake),
+                                        *std::move(epoll), std::move(gpus), std::move(no_gpu_reason)));
 }
 
 Core::Core(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<SsdTier> ssd,
-           std::unique_ptr<Device> device, EventFd wake, Epoll epoll)
+           std::unique_ptr<Device> device, EventFd wake, Epoll epoll, std::vector<std::unique_ptr<Gpu>> gpus,
+           std::string no_gpu_reason)
     : config_(config),
       boot_epoch_(boot_epoch),
       ssd_(std::move(ssd)),
       device_(std::move(device)),
       wake_(std::move(wake)),
       epoll_(std::move(epoll)),
-      reads_(*ssd_) {}
+      reads_(*ssd_),
+      gpu_(config_, std::move(gpus), std::move(no_gpu_reason), reads_) {}
 
 Core::~Core() {
   stop();
@@ -88,6 +93,9 @@ void Core::run() {
     advance_epochs();
     carry_out_commands();
     watch_stalls();
+    session_list_.clear();
+    for (auto& [id, state] : sessions_) session_list_.push_back(state.session.get());
+    gpu_.turn(now, session_list_);
     reap_sessions();
     reads_.flush();
   }
@@ -101,6 +109,7 @@ void Core::wait() {
   } else if (!sessions_.empty() && monotonic_ns() - last_record_ns_ < kActiveFor) {
     timeout = kActiveTickMs;
   }
+  if (const int wanted = gpu_.wanted_tick_ms(); wanted >= 0) timeout = std::min(timeout, wanted);
   epoll_event events[64];
   const std::size_t n = epoll_.wait(events, timeout);
   rung_.clear();
@@ -132,7 +141,8 @@ void Core::run_posts() {
 void Core::drain_reads() {
   slot_done_.clear();
   stream_done_.clear();
-  reads_.poll(&slot_done_, &stream_done_);
+  bulk_done_.clear();
+  reads_.poll(&slot_done_, &stream_done_, &bulk_done_);
   for (ReadTable::SlotDone& done : slot_done_) {
     SharedModel& model = *done.read.model;
     ReadOutcome outcome = ReadOutcome::kOk;
@@ -153,6 +163,7 @@ void Core::drain_reads() {
     carry_out_commands();
   }
   for (const ReadTable::StreamDone& done : stream_done_) finish_stream(done);
+  for (const ReadTable::BulkDone& done : bulk_done_) gpu_.load_done(done);
 }
 
 void Core::finish_stream(const ReadTable::StreamDone& done) {

@@ -21,6 +21,7 @@
 #include "daemon/base/result.h"
 #include "daemon/config/config.h"
 #include "daemon/ipc/daemon_control.h"
+#include "daemon/ipc/gpu_service.h"
 #include "daemon/ipc/grace.h"
 #include "daemon/ipc/reads.h"
 #include "daemon/ipc/ring_reader.h"
@@ -68,6 +69,21 @@ class Core {
   // Returns the stream segment of this model in this session: `stream`, or the one of an earlier open.
   Result<std::shared_ptr<Memfd>> open_in_session(SessionId session, const std::shared_ptr<SharedModel>& model,
                                                  std::shared_ptr<Memfd> stream);
+  // The same for a model on a GPU; in between, GpuModel::create allocates.
+  struct GpuModelFiles {
+    std::shared_ptr<GpuModel> existing;
+    ModelFiles files;
+    ModelId id;  // for the model to be made
+  };
+  Result<GpuModelFiles> begin_gpu_model(std::vector<UniqueFd> shards, const GpuId& gpu);
+  // Takes the model, or the fault that kept it from being made.
+  Result<std::shared_ptr<GpuModel>> finish_gpu_model(const ModelFiles& files,
+                                                     Result<std::shared_ptr<GpuModel>> model);
+  Result<std::shared_ptr<Memfd>> open_gpu_in_session(SessionId session, const std::shared_ptr<GpuModel>& model,
+                                                     std::shared_ptr<Memfd> log);
+  // The model, if the session has opened it.
+  [[nodiscard]] std::shared_ptr<GpuModel> gpu_model_of(SessionId session, std::uint32_t model) const;
+  [[nodiscard]] GpuService& gpu() { return gpu_; }
   Status add_session(const std::shared_ptr<Session>& session);
   void session_hung_up(SessionId session);
 
@@ -105,7 +121,8 @@ class Core {
   };
 
   Core(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<SsdTier> ssd,
-       std::unique_ptr<Device> device, EventFd wake, Epoll epoll);
+       std::unique_ptr<Device> device, EventFd wake, Epoll epoll, std::vector<std::unique_ptr<Gpu>> gpus,
+       std::string no_gpu_reason);
   void post(std::function<void()> fn);
   void run();
   void wait();
@@ -129,6 +146,8 @@ class Core {
   [[nodiscard]] std::shared_ptr<SharedModel> find_model(ModelId id) const;
   [[nodiscard]] std::uint64_t reserved_bytes() const;
   [[nodiscard]] static bool is_stalled(const Lane& lane);
+  Result<ModelFiles> add_files(std::vector<UniqueFd> shards, ModelFiles out);
+  void remove_files(const ModelFiles& files);
   bool drop_idle_model(std::uint64_t* freed);
   void erase_model(std::uint32_t id);
   [[nodiscard]] bool waiting_on_lanes() const;
@@ -146,6 +165,8 @@ class Core {
 
   Brain brain_;
   ReadTable reads_;
+  GpuService gpu_;
+  std::vector<int> gpu_fds_;  // of gpu_, in epoll_
   GraceTracker grace_;
   std::map<std::uint64_t, SessionState> sessions_;
   std::map<std::uint32_t, std::shared_ptr<SharedModel>> models_;
@@ -160,6 +181,8 @@ class Core {
   // Scratch, reused.
   std::vector<ReadTable::SlotDone> slot_done_;
   std::vector<ReadTable::StreamDone> stream_done_;
+  std::vector<ReadTable::BulkDone> bulk_done_;
+  std::vector<Session*> session_list_;
   std::vector<GraceTicket> tickets_, grace_done_;
   std::vector<GraceLane> grace_lanes_;
   std::vector<std::pair<std::uint64_t, GraceTicket>> stalled_;

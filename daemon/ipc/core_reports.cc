@@ -58,6 +58,7 @@ std::vector<ModelReport> Core::model_reports() const {
     for (const LeftOut& left_out : layout.left_out)
       report.left_out.push_back({left_out.tensor, left_out.reason});
   }
+  gpu_.report(&out);
   return out;
 }
 
@@ -86,6 +87,7 @@ std::vector<SessionReport> Core::session_reports() const {
       report.leases_pending += lane->lease_pending ? 1 : 0;
       report.stalled = report.stalled || is_stalled(*lane);
     }
+    gpu_.report(session, &report);
     report.connected_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - session.connected_at).count();
   }
@@ -99,8 +101,9 @@ StatusReport Core::status_report() const {
   report.pool_bytes_reserved = reserved_bytes();
   for (const auto& [id, model] : models_) report.pool_bytes_backed += model->pool().bytes_backed();
   report.sessions = static_cast<std::uint32_t>(sessions_.size());
-  report.models = static_cast<std::uint32_t>(models_.size());
+  report.models = static_cast<std::uint32_t>(models_.size() + gpu_.n_models());
   report.devices.emplace_back(device_->name());
+  gpu_.report_devices(&report.devices);
   report.ssd = ssd_->stats();
   return report;
 }
@@ -114,7 +117,9 @@ std::vector<Finding> Core::findings() const {
     out.push_back({"ok", "ssd", "reads with " + ssd.engine + (ssd.direct ? " and O_DIRECT" : "")});
   }
   if (ssd.errors > 0) out.push_back({"error", "ssd", std::to_string(ssd.errors) + " reads failed"});
+  gpu_.findings(&out);
   for (const ModelReport& model : model_reports()) {
+    if (model.device != "host") continue;
     const std::string subject = "model " + std::to_string(model.id) + " (" + model.name + ")";
     if (model.changed_on_disk) {
       out.push_back({"error", subject,

@@ -64,6 +64,7 @@ void Core::release_session(SessionState& state) {
   }
   for (auto& [id, opened] : state.session->models) --opened.model->sessions;
   state.session->models.clear();
+  gpu_.release_session(*state.session);
 }
 
 // Brings the loop's view of a lane in line with the client's word. Returns whether the lane is open.
@@ -128,14 +129,18 @@ Result<Core::ModelFiles> Core::begin_model(std::vector<UniqueFd> shards) {
       return out;
     }
   }
-  if (models_.size() >= config_.max_models) {
+  if (models_.size() + gpu_.n_models() >= config_.max_models) {
     std::uint64_t freed = 0;
     if (!drop_idle_model(&freed)) {
       return Fault{FaultCode::kLimit,
-                   std::to_string(models_.size()) +
+                   std::to_string(models_.size() + gpu_.n_models()) +
                        " models are in use, limits.models = " + std::to_string(config_.max_models)};
     }
   }
+  return add_files(std::move(shards), std::move(out));
+}
+
+Result<Core::ModelFiles> Core::add_files(std::vector<UniqueFd> shards, ModelFiles out) {
   out.direct_alignment = 0;
   for (UniqueFd& shard : shards) {
     auto file = ssd_->add_file(std::move(shard));
@@ -147,6 +152,68 @@ Result<Core::ModelFiles> Core::begin_model(std::vector<UniqueFd> shards) {
     out.direct_alignment = std::max(out.direct_alignment, ssd_->direct_alignment(*file));
   }
   return out;
+}
+
+void Core::remove_files(const ModelFiles& files) {
+  for (const FileId id : files.files) ssd_->remove_file(id);
+}
+
+Result<Core::GpuModelFiles> Core::begin_gpu_model(std::vector<UniqueFd> shards, const GpuId& gpu) {
+  GpuModelFiles out;
+  for (const UniqueFd& shard : shards) {
+    auto identity = file_identity(shard.get());
+    if (!identity) return std::move(identity).error();
+    out.files.identity.push_back(*identity);
+  }
+  out.existing = gpu_.find_model(out.files.identity, gpu);
+  if (out.existing) return out;
+  if (models_.size() + gpu_.n_models() >= config_.max_models) {
+    std::vector<FileId> files;
+    if (!gpu_.drop_idle_model(&files)) {
+      return Fault{FaultCode::kLimit,
+                   std::to_string(models_.size() + gpu_.n_models()) +
+                       " models are in use, limits.models = " + std::to_string(config_.max_models)};
+    }
+    for (const FileId id : files) ssd_->remove_file(id);
+  }
+  auto files = add_files(std::move(shards), std::move(out.files));
+  if (!files) return std::move(files).error();
+  out.files = *std::move(files);
+  out.id = ModelId(next_model_id_++);
+  return out;
+}
+
+Result<std::shared_ptr<GpuModel>> Core::finish_gpu_model(const ModelFiles& files,
+                                                         Result<std::shared_ptr<GpuModel>> model) {
+  if (model) {
+    if (Status added = gpu_.add_model(*model); !added) model = std::move(added).error();
+  }
+  if (!model) {
+    remove_files(files);
+    return model;
+  }
+  for (const int fd : gpu_.event_fds()) {
+    if (std::ranges::find(gpu_fds_, fd) != gpu_fds_.end()) continue;
+    // Waking is all that is asked of it: the turn looks at every queue.
+    if (auto added = epoll_.add(fd, EPOLLIN, std::uint64_t{1} << 2 | kWakePost); !added) return std::move(added).error();
+    gpu_fds_.push_back(fd);
+  }
+  return model;
+}
+
+Result<std::shared_ptr<Memfd>> Core::open_gpu_in_session(SessionId session, const std::shared_ptr<GpuModel>& model,
+                                                         std::shared_ptr<Memfd> log) {
+  const auto it = sessions_.find(session.value);
+  if (it == sessions_.end()) return Fault{FaultCode::kNotFound, "the session is gone"};
+  gpu_.open_in_session(*it->second.session, model, std::move(log));
+  return it->second.session->gpu_models.at(model->id().value).log;
+}
+
+std::shared_ptr<GpuModel> Core::gpu_model_of(SessionId session, std::uint32_t model) const {
+  const auto it = sessions_.find(session.value);
+  if (it == sessions_.end()) return nullptr;
+  const auto opened = it->second.session->gpu_models.find(model);
+  return opened == it->second.session->gpu_models.end() ? nullptr : opened->second.model;
 }
 
 Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result<ModelLayout> layout,
@@ -240,6 +307,11 @@ void Core::erase_model(std::uint32_t id) {
 }
 
 Status Core::drop_model(std::uint32_t id) {
+  if (const std::shared_ptr<GpuModel> model = gpu_.find_model(id)) {
+    if (Status dropped = gpu_.drop_model(id); !dropped) return dropped;
+    for (const FileId file : model->files()) ssd_->remove_file(file);
+    return ok();
+  }
   const auto it = models_.find(id);
   if (it == models_.end()) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id)};
   if (it->second->sessions > 0) {
@@ -253,6 +325,7 @@ Status Core::drop_model(std::uint32_t id) {
 
 Result<std::string> Core::set_policy(std::uint32_t id, const std::string& spec) {
   if (id != 0) {
+    if (gpu_.find_model(id)) return gpu_.set_policy(ModelId(id), spec);
     if (!models_.contains(id)) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id)};
     if (auto set = brain_.set_policy(ModelId(id), spec); !set) return std::move(set).error();
     return brain_.policy(ModelId(id));

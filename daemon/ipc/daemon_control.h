@@ -37,6 +37,13 @@ struct ModelReport {
   bool changed_on_disk = false;
   std::uint64_t bytes_read = 0;  // into slots
   std::uint64_t streamed_parts = 0, streamed_bytes = 0;
+  // On a GPU: pool_bytes is pinned memory, lookups and hits are of device slots that kernels read.
+  std::string device = "host";       // or the GPU's UUID
+  bool loading = false;              // pinned memory does not hold every expert yet
+  std::uint64_t device_bytes = 0;    // device memory for slots
+  std::uint64_t bytes_uploaded = 0;  // into device slots
+  std::uint64_t bytes_in_place = 0;  // of missing experts, read by kernels over the link
+  std::uint64_t epochs = 0;          // graphs computed
   std::vector<LayerReport> layers;
   std::vector<LeftOutReport> left_out;
 };

@@ -197,6 +197,10 @@ bool HandleServer::serve(Connection& connection) {
       return hello(connection, message, std::move(packet->fds));
     case MOECACHED_HANDLE_MODEL_OPEN:
       return open_model(connection, message, std::move(packet->fds));
+    case MOECACHED_HANDLE_GPU_OPEN:
+      return open_gpu_model(connection, message, std::move(packet->fds));
+    case MOECACHED_HANDLE_GPU_FETCH:
+      return fetch(connection, message, packet->fds.size());
     default:
       return send_error(connection.socket.get(), MOECACHED_ERROR_MESSAGE,
                         "unknown message type " + std::to_string(header.type));
@@ -287,6 +291,120 @@ bool HandleServer::open_model(Connection& connection, std::span<const std::byte>
   spdlog::info("model opened session={} model={} name={} pool_bytes={}", connection.session->id().value,
                reply.model_id, name, reply.pool_bytes);
   return true;
+}
+
+namespace {
+
+Result<std::shared_ptr<GpuModel>> make_gpu_model(Core& core, const Config& config, std::uint64_t boot_epoch,
+                                                 std::vector<UniqueFd> shards, std::string name, const GpuId& id) {
+  auto gpu = core.gpu().find_gpu(id);
+  if (!gpu) return std::move(gpu).error();
+  std::vector<UniqueFd> readers;
+  std::vector<int> fds;
+  for (const UniqueFd& shard : shards) {
+    readers.emplace_back(::fcntl(shard.get(), F_DUPFD_CLOEXEC, 0));
+    if (!readers.back()) return system_fault("duplicating a model's descriptor", errno);
+    fds.push_back(readers.back().get());
+  }
+  auto begun = core.call([&](Core& c) { return c.begin_gpu_model(std::move(shards), id); });
+  if (!begun) return std::move(begun).error();
+  if (begun->existing) return begun->existing;
+  Result<std::shared_ptr<GpuModel>> model = Fault{};
+  if (auto layout = read_model_layout(fds, {.direct_alignment = 0}); !layout) {
+    model = std::move(layout).error();
+  } else {
+    if (name.empty()) name = layout->name;
+    model = GpuModel::create({.name = std::move(name),
+                              .identity = begun->files.identity,
+                              .files = begun->files.files,
+                              .layout = *std::move(layout),
+                              .slots = config.gpu.slots,
+                              .boot_epoch = boot_epoch},
+                             begun->id, **gpu);
+  }
+  return core.call([&](Core& c) { return c.finish_gpu_model(begun->files, std::move(model)); });
+}
+
+}  // namespace
+
+bool HandleServer::open_gpu_model(Connection& connection, std::span<const std::byte> message,
+                                  std::vector<UniqueFd> fds) {
+  const int socket = connection.socket.get();
+  moecached_handle_gpu_open open{};
+  if (!connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "say hello first");
+  if (message.size() != sizeof open || fds.empty() || fds.size() > MOECACHED_MAX_FILES) {
+    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed gpu-open: 1 to 128 descriptors are expected");
+  }
+  std::memcpy(&open, message.data(), sizeof open);
+  const std::string name = text_of(open.name);
+  GpuId id;
+  std::ranges::copy(open.uuid, id.uuid.begin());
+  auto refuse = [&](const Fault& fault) {
+    spdlog::warn("model refused session={} name={} gpu={} reason={}", connection.session->id().value, name,
+                 to_string(id), fault.text);
+    send_error(socket, code_of(fault), fault.text);
+    return true;
+  };
+  auto model = make_gpu_model(core_, config_, boot_epoch_, std::move(fds), name, id);
+  if (!model) return refuse(model.error());
+  auto log = make_log_segment(**model);
+  if (!log) return refuse(log.error());
+  auto opened = core_.call([&](Core& core) {
+    return core.open_gpu_in_session(connection.session->id(), *model, *std::move(log));
+  });
+  if (!opened) return refuse(opened.error());
+  auto table = (*model)->share_table();
+  if (!table) return refuse(table.error());
+  moecached_handle_gpu_opened reply{};
+  reply.header = header_of(MOECACHED_HANDLE_GPU_OPENED, sizeof reply, 3);
+  reply.model_id = (*model)->id().value;
+  reply.host_memory = (*model)->host_memory_kind();
+  reply.model_bytes = (*model)->segment_bytes();
+  reply.log_bytes = (*opened)->bytes().size();
+  const int handles[] = {(*model)->segment_fd(), (*opened)->fd(), table->get()};
+  if (!delivered(send_packet(socket, std::as_bytes(std::span(&reply, 1)), handles))) return false;
+  spdlog::info("model opened session={} model={} name={} gpu={}", connection.session->id().value, reply.model_id,
+               name, to_string(id));
+  return true;
+}
+
+bool HandleServer::fetch(Connection& connection, std::span<const std::byte> message, std::size_t n_fds) {
+  const int socket = connection.socket.get();
+  moecached_handle_gpu_fetch request{};
+  if (!connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "say hello first");
+  if (message.size() != sizeof request || n_fds != 0)
+    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed gpu-fetch");
+  std::memcpy(&request, message.data(), sizeof request);
+  const std::shared_ptr<GpuModel> model = core_.call(
+      [&](Core& core) { return core.gpu_model_of(connection.session->id(), request.model_id); });
+  if (!model) {
+    send_error(socket, MOECACHED_ERROR_MODEL, "model " + std::to_string(request.model_id) + " is not open here");
+    return true;
+  }
+  const bool host = request.memory == MOECACHED_GPU_MEMORY_HOST;
+  const std::uint32_t limit = host ? model->n_parts() : model->n_chunks();
+  if ((!host && request.memory != MOECACHED_GPU_MEMORY_CHUNK) || request.count == 0 ||
+      request.count > MOECACHED_FETCH_MAX || request.first >= limit || request.count > limit - request.first) {
+    send_error(socket, MOECACHED_ERROR_MESSAGE,
+               "gpu-fetch of " + std::to_string(request.count) + " handles from " + std::to_string(request.first) +
+                   ": there are " + std::to_string(limit));
+    return true;
+  }
+  std::vector<UniqueFd> shared;
+  std::vector<int> handles;
+  for (std::uint32_t i = request.first; i < request.first + request.count; ++i) {
+    auto fd = host ? model->share_host(i) : model->share_chunk(i);
+    if (!fd) {
+      send_error(socket, code_of(fd.error()), fd.error().text);
+      return true;
+    }
+    handles.push_back(fd->get());
+    shared.push_back(*std::move(fd));
+  }
+  moecached_handle_gpu_fetched reply{};
+  reply.header = header_of(MOECACHED_HANDLE_GPU_FETCHED, sizeof reply, handles.size());
+  reply.first = request.first;
+  return delivered(send_packet(socket, std::as_bytes(std::span(&reply, 1)), handles));
 }
 
 }  // namespace moecached

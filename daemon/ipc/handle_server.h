@@ -45,6 +45,8 @@ class HandleServer {
   bool serve(Connection& connection);
   bool hello(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
   bool open_model(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
+  bool open_gpu_model(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
+  bool fetch(Connection& connection, std::span<const std::byte> message, std::size_t n_fds);
   void close(int fd);
 
   const Config config_;

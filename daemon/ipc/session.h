@@ -18,6 +18,8 @@
 
 namespace moecached {
 
+class GpuModel;
+
 struct PeerIdentity {
   std::uint32_t pid = 0;  // 0: another PID namespace
   std::uint32_t uid = 0;
@@ -50,8 +52,13 @@ class Session {
     std::shared_ptr<SharedModel> model;
     std::shared_ptr<Memfd> stream;
   };
+  struct OpenedGpu {
+    std::shared_ptr<GpuModel> model;
+    std::shared_ptr<Memfd> log;
+  };
   // Core loop only.
   std::map<std::uint32_t, Opened> models;
+  std::map<std::uint32_t, OpenedGpu> gpu_models;
   std::chrono::steady_clock::time_point connected_at = std::chrono::steady_clock::now();
   std::uint64_t records_refused = 0;
   bool hung_up = false;

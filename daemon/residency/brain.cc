@@ -262,6 +262,14 @@ std::uint32_t Brain::resident(ModelId id, LayerIndex layer) const {
   return model == nullptr ? 0 : State::layer_of(*model, layer).table.n_resident();
 }
 
+std::uint32_t Brain::coming(ModelId id) const {
+  const ModelState* model = state_->find_model(id);
+  std::uint32_t n = 0;
+  if (model == nullptr) return n;
+  for (const LayerState& layer : model->layers) n += layer.table.n_coming();
+  return n;
+}
+
 std::string Brain::policy(ModelId id) const {
   const ModelState* model = state_->find_model(id);
   return model == nullptr ? std::string() : model->policy;

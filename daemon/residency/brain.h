@@ -115,6 +115,7 @@ class Brain {
                                      std::uint64_t* epoch) const;              // granted and not yet released
   [[nodiscard]] std::span<const LayerCounters> counters(ModelId model) const;  // one per layer
   [[nodiscard]] std::uint32_t resident(ModelId model, LayerIndex layer) const;  // slots
+  [[nodiscard]] std::uint32_t coming(ModelId model) const;  // experts that wait for a slot or are being read
   [[nodiscard]] std::string policy(ModelId model) const;
   // Aborts (CHECK) when the books do not agree: used by tests and the simulator after every event.
   void check_invariants() const;

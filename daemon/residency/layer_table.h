@@ -36,6 +36,9 @@ class LayerTable {
   [[nodiscard]] std::uint32_t n_slots() const { return static_cast<std::uint32_t>(slots_.size()); }
   [[nodiscard]] std::uint32_t n_experts() const { return static_cast<std::uint32_t>(experts_.size()); }
   [[nodiscard]] std::uint32_t n_resident() const { return n_resident_; }
+  [[nodiscard]] std::uint32_t n_coming() const {
+    return static_cast<std::uint32_t>(slots_.size() - free_.size()) - n_resident_;
+  }
   [[nodiscard]] bool is_resident(ExpertIndex expert) const {
     return at(expert).state == ExpertState::kResident;
   }

@@ -1,0 +1,96 @@
+#include "daemon/ipc/gpu_layout.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "daemon/base/check.h"
+
+namespace moecached {
+namespace {
+
+// Kernels that take a row in steps of 512 elements read up to so many bytes past the last row of an expert.
+constexpr std::uint64_t kReadPast = 4096;
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+GpuLayerPlan plan_gpu_layer(const LayerLayout& layer, std::uint32_t n_device_max, std::uint64_t granularity) {
+  GpuLayerPlan plan;
+  plan.n_device_max = n_device_max;
+  for (const PartLayout& part : layer.parts) {
+    GpuPartPlan& out = plan.parts.emplace_back();
+    // No padding: what is read past the last device slot is host memory, which is mapped from there on.
+    out.device_bytes = round_up(n_device_max * part.expert_bytes, granularity);
+    plan.host_first = std::max(
+        plan.host_first, static_cast<std::uint32_t>((out.device_bytes + part.expert_bytes - 1) / part.expert_bytes));
+  }
+  for (std::size_t p = 0; p < layer.parts.size(); ++p) {
+    GpuPartPlan& out = plan.parts[p];
+    const std::uint64_t end = (std::uint64_t{plan.host_first} + layer.n_experts) * layer.parts[p].expert_bytes;
+    out.host_bytes = round_up(end - out.device_bytes + kReadPast, granularity);
+  }
+  return plan;
+}
+
+std::uint64_t gpu_part_bytes(const GpuPartPlan& plan, const PartLayout& part, std::uint32_t n_slots,
+                             std::uint64_t granularity) {
+  if (n_slots == 0) return 0;
+  return std::min(plan.device_bytes, round_up(n_slots * part.expert_bytes + kReadPast, granularity));
+}
+
+std::vector<std::uint32_t> gpu_slots_at(const ModelLayout& layout, double share) {
+  std::vector<std::uint32_t> n;
+  for (const LayerLayout& layer : layout.layers) {
+    n.push_back(static_cast<std::uint32_t>(std::floor(layer.n_experts * std::clamp(share, 0.0, 1.0) + 1e-9)));
+  }
+  return n;
+}
+
+std::vector<std::uint32_t> gpu_slots_wanted(const ModelLayout& layout, const SlotsSpec& spec) {
+  switch (spec.kind) {
+    case SlotsSpec::Kind::kAuto:
+      return gpu_slots_at(layout, 1);
+    case SlotsSpec::Kind::kPercent:
+      return gpu_slots_at(layout, spec.value / 100);
+    case SlotsSpec::Kind::kCount:
+      break;
+  }
+  std::vector<std::uint32_t> n;
+  for (const LayerLayout& layer : layout.layers)
+    n.push_back(std::min(layer.n_experts, static_cast<std::uint32_t>(spec.value)));
+  return n;
+}
+
+std::uint64_t gpu_device_bytes(const ModelLayout& layout, const std::vector<GpuLayerPlan>& plans,
+                               const std::vector<std::uint32_t>& n_slots, std::uint64_t granularity) {
+  std::uint64_t bytes = 0;
+  for (std::size_t l = 0; l < layout.layers.size(); ++l) {
+    for (std::size_t p = 0; p < layout.layers[l].parts.size(); ++p)
+      bytes += gpu_part_bytes(plans[l].parts[p], layout.layers[l].parts[p], n_slots[l], granularity);
+  }
+  return bytes;
+}
+
+std::vector<std::uint32_t> gpu_slots_that_fit(const ModelLayout& layout, const std::vector<GpuLayerPlan>& plans,
+                                              const std::vector<std::uint32_t>& wanted, std::uint64_t budget,
+                                              std::uint64_t granularity) {
+  CHECK(wanted.size() == layout.layers.size());
+  auto at = [&](double share) {
+    std::vector<std::uint32_t> n = gpu_slots_at(layout, share);
+    for (std::size_t l = 0; l < n.size(); ++l) n[l] = std::min(n[l], wanted[l]);
+    return n;
+  };
+  if (gpu_device_bytes(layout, plans, wanted, granularity) <= budget) return wanted;
+  // The steps are whole slots, so 40 halvings are more than exact.
+  double low = 0, high = 1;
+  for (int i = 0; i < 40; ++i) {
+    const double middle = (low + high) / 2;
+    (gpu_device_bytes(layout, plans, at(middle), granularity) <= budget ? low : high) = middle;
+  }
+  return at(low);
+}
+
+}  // namespace moecached

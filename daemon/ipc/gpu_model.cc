@@ -1,0 +1,303 @@
+#include "daemon/ipc/gpu_model.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/platform/futex.h"
+
+namespace moecached {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint32_t kLogEntries = 16;  // epochs; the daemon looks every millisecond while a lane is busy
+constexpr std::uint32_t kGrowthsMax = 8;   // times that device slots can be added
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+template <std::size_t N>
+void copy_name(char (&to)[N], std::string_view from) {
+  const std::size_t n = std::min(from.size(), N - 1);
+  std::memcpy(to, from.data(), n);
+  to[n] = '\0';
+}
+
+}  // namespace
+
+Result<std::shared_ptr<GpuModel>> GpuModel::create(Parameters parameters, ModelId id, Gpu& gpu) {
+  std::shared_ptr<GpuModel> model(new GpuModel(std::move(parameters), id, gpu));
+  if (Status done = model->allocate(); !done) {
+    return std::move(done).error().with_context(
+        "pinned memory for every expert of the model (" + std::to_string(model->p_.layout.expert_bytes_total >> 20) +
+        " MiB)");
+  }
+  if (Status done = model->write_segment(); !done) return std::move(done).error();
+  return model;
+}
+
+GpuModel::GpuModel(Parameters parameters, ModelId id, Gpu& gpu)
+    : use(parameters.layout.layers.size()), p_(std::move(parameters)), id_(id), gpu_(gpu) {
+  wanted_ = gpu_slots_wanted(p_.layout, p_.slots);
+  std::uint32_t parts = 0, entries = 0;
+  for (std::size_t l = 0; l < p_.layout.layers.size(); ++l) {
+    const LayerLayout& layer = p_.layout.layers[l];
+    plans_.push_back(plan_gpu_layer(layer, wanted_[l], gpu.granularity()));
+    first_part_.push_back(parts);
+    table_first_.push_back(entries);
+    parts += static_cast<std::uint32_t>(layer.parts.size());
+    entries += layer.n_experts;
+    std::uint64_t bytes = 0;
+    for (const PartLayout& part : layer.parts) bytes += part.expert_bytes;
+    expert_bytes_.push_back(bytes);
+    experts_.emplace_back(wanted_[l], UINT32_MAX);
+    loads_left += layer.parts.size() * ((layer.n_experts + kMaxPartReads - 1) / kMaxPartReads);
+  }
+  n_slots_.assign(p_.layout.layers.size(), 0);
+  backed_.assign(parts, 0);
+}
+
+Status GpuModel::allocate() {
+  for (std::size_t l = 0; l < plans_.size(); ++l) {
+    for (const GpuPartPlan& part : plans_[l].parts) {
+      auto host = gpu_.create_host_memory(part.host_bytes);
+      if (!host) return std::move(host).error();
+      host_bytes_ += (*host)->bytes().size();
+      // What no expert covers is read past the ends of rows: the driver clears its memory, a memfd is zero.
+      host_.push_back(*std::move(host));
+      if (part.device_bytes == 0) {
+        device_.emplace_back();
+        continue;
+      }
+      auto device = gpu_.reserve(part.device_bytes);
+      if (!device) return std::move(device).error();
+      device_.push_back(*std::move(device));
+    }
+  }
+  for (const auto& host : host_) {
+    if (host->kind() != host_.front()->kind()) {
+      return Fault{FaultCode::kSystem, "shareable pinned memory ran out half-way: " + gpu_.host_memory_fallback()};
+    }
+  }
+  return ok();
+}
+
+Status GpuModel::write_segment() {
+  const std::size_t n_layers = p_.layout.layers.size();
+  const std::size_t n_parts = host_.size();
+  const std::size_t n_chunks_max = n_parts * kGrowthsMax;
+  std::size_t n_entries = 0;
+  for (const LayerLayout& layer : p_.layout.layers) n_entries += layer.n_experts;
+
+  std::uint64_t at = sizeof(moecached_shm_header) + sizeof(moecached_shm_model);
+  auto place = [&at](std::uint64_t bytes) { return std::exchange(at, round_up(at + bytes, 64)); };
+  at = round_up(at, 64);
+  // The words that are looked at for every graph have a cache line of their own.
+  gpu_offset_ = place(sizeof(moecached_shm_gpu));
+  layers_offset_ = place(n_layers * sizeof(moecached_shm_layer));
+  const std::uint64_t parts_offset = place(n_parts * sizeof(moecached_shm_part));
+  const std::uint64_t windows_offset = place(n_parts * sizeof(moecached_shm_window));
+  const std::uint64_t chunks_offset = place(n_chunks_max * sizeof(moecached_shm_chunk));
+  const std::uint64_t table_offset = place(n_entries * sizeof(std::int32_t));
+  auto segment = Memfd::create("gpu-model", round_up(at, kPage), ClientAccess::kReadOnly);
+  if (!segment) return std::move(segment).error();
+  segment_ = *std::move(segment);
+  std::byte* const base = segment_.bytes().data();
+
+  auto* layers = reinterpret_cast<moecached_shm_layer*>(base + layers_offset_);
+  auto* parts = reinterpret_cast<moecached_shm_part*>(base + parts_offset);
+  auto* windows = reinterpret_cast<moecached_shm_window*>(base + windows_offset);
+  table_ = reinterpret_cast<std::int32_t*>(base + table_offset);
+  for (std::size_t l = 0; l < n_layers; ++l) {
+    const LayerLayout& from = p_.layout.layers[l];
+    layers[l] = moecached_shm_layer{.block = from.block,
+                                    .n_experts = from.n_experts,
+                                    .n_parts = static_cast<std::uint32_t>(from.parts.size()),
+                                    .first_part = first_part_[l],
+                                    .slot_class = from.slot_class,
+                                    .n_slots = 0,
+                                    .table_first = table_first_[l],
+                                    .host_first = plans_[l].host_first,
+                                    .window_offset = 0,
+                                    .window_bytes = 0,
+                                    .slot_stride = 0,
+                                    .all_resident = 0,
+                                    .reserved0 = 0};
+    for (std::size_t p = 0; p < from.parts.size(); ++p) {
+      const PartLayout& source = from.parts[p];
+      moecached_shm_part& to = parts[first_part_[l] + p];
+      to.kind = source.kind;
+      to.ggml_type = source.ggml_type;
+      to.file = source.file;
+      to.ne0 = source.ne0;
+      to.ne1 = source.ne1;
+      to.file_offset = source.file_offset;
+      to.expert_bytes = source.expert_bytes;
+      to.slot_offset = 0;
+      copy_name(to.name, source.name);
+      windows[first_part_[l] + p] = {plans_[l].parts[p].device_bytes, plans_[l].parts[p].host_bytes};
+    }
+    for (std::uint32_t e = 0; e < from.n_experts; ++e)
+      table_[table_first_[l] + e] = static_cast<std::int32_t>(plans_[l].host_first + e);
+  }
+
+  auto* model = reinterpret_cast<moecached_shm_model*>(base + sizeof(moecached_shm_header));
+  model->model_id = id_.value;
+  model->n_layers = static_cast<std::uint32_t>(n_layers);
+  model->n_parts = static_cast<std::uint32_t>(n_parts);
+  model->n_files = p_.layout.n_files;
+  model->n_expert_used = p_.layout.n_expert_used;
+  model->layers_offset = layers_offset_;
+  model->parts_offset = parts_offset;
+  model->table_offset = table_offset;
+  copy_name(model->name, p_.name);
+
+  moecached_shm_gpu& gpu = gpu_words();
+  std::ranges::copy(gpu_.id().uuid, gpu.uuid);
+  gpu.granularity = gpu_.granularity();
+  gpu.table_bytes = round_up(n_entries * sizeof(std::int32_t), gpu_.granularity());
+  gpu.windows_offset = windows_offset;
+  gpu.chunks_offset = chunks_offset;
+  gpu.n_chunks_max = static_cast<std::uint32_t>(n_chunks_max);
+  gpu.log_entries = kLogEntries;
+  gpu.log_layer_bytes =
+      MOECACHED_LOG_TOKENS * p_.layout.n_expert_used * static_cast<std::uint32_t>(sizeof(std::int32_t));
+  gpu.log_slots_offset = static_cast<std::uint32_t>(
+      round_up(sizeof(moecached_shm_log_entry) + n_layers * sizeof(std::uint16_t), 64));
+  gpu.log_entry_bytes =
+      static_cast<std::uint32_t>(round_up(gpu.log_slots_offset + n_layers * gpu.log_layer_bytes, 64));
+  gpu.log_bytes_per_lane = round_up(std::uint64_t{gpu.log_entry_bytes} * kLogEntries, kPage);
+  gpu.load_state = MOECACHED_LOADING;
+
+  auto table = gpu_.reserve(gpu.table_bytes);
+  if (!table) return std::move(table).error();
+  if (Status grown = (*table)->grow(0, gpu.table_bytes); !grown) return grown;
+  table_memory_ = *std::move(table);
+  if (Status written = gpu_.write(table_memory_->address(), std::as_bytes(std::span(table_, n_entries))); !written)
+    return written;
+  *reinterpret_cast<moecached_shm_header*>(base) = moecached_shm_header{.magic = MOECACHED_SHM_MAGIC,
+                                                                        .version = MOECACHED_SHM_VERSION,
+                                                                        .kind = MOECACHED_SEGMENT_GPU_MODEL,
+                                                                        .bytes = segment_.bytes().size(),
+                                                                        .boot_epoch = p_.boot_epoch,
+                                                                        .reserved = {}};
+  return ok();
+}
+
+moecached_shm_gpu& GpuModel::gpu_words() const {
+  return *reinterpret_cast<moecached_shm_gpu*>(segment_.bytes().data() + gpu_offset_);
+}
+
+moecached_shm_layer& GpuModel::layer_words(LayerIndex layer) const {
+  return reinterpret_cast<moecached_shm_layer*>(segment_.bytes().data() + layers_offset_)[layer.value];
+}
+
+std::byte* GpuModel::host_slot(LayerIndex layer, std::size_t part, ExpertIndex expert) const {
+  const std::uint64_t offset = (std::uint64_t{plans_[layer.value].host_first} + expert.value) *
+                               p_.layout.layers[layer.value].parts[part].expert_bytes;
+  return host_[first_part_[layer.value] + part]->bytes().data() + (offset - plans_[layer.value].parts[part].device_bytes);
+}
+
+void GpuModel::set_load_state(moecached_load_state state) {
+  load_state_ = state;
+  moecached_shm_gpu& gpu = gpu_words();
+  std::atomic_ref(gpu.load_state).store(static_cast<std::uint32_t>(state), std::memory_order_release);
+  futex_wake(&gpu.load_state);
+}
+
+Status GpuModel::grow(std::span<const std::uint32_t> n_slots) {
+  for (std::uint32_t l = 0; l < plans_.size(); ++l) {
+    const LayerLayout& layer = p_.layout.layers[l];
+    for (std::size_t p = 0; p < layer.parts.size(); ++p) {
+      const std::uint32_t index = first_part_[l] + static_cast<std::uint32_t>(p);
+      const std::uint64_t have = backed_[index];
+      const std::uint64_t want = gpu_part_bytes(plans_[l].parts[p], layer.parts[p], n_slots[l], gpu_.granularity());
+      if (want <= have) continue;
+      const std::lock_guard lock(chunks_mutex_);
+      if (chunks_.size() == gpu_words().n_chunks_max) {
+        return Fault{FaultCode::kLimit, "device slots were added " + std::to_string(kGrowthsMax) + " times already"};
+      }
+      if (Status grown = device_[index]->grow(have, want - have); !grown) return grown;
+      reinterpret_cast<moecached_shm_chunk*>(segment_.bytes().data() + gpu_words().chunks_offset)[chunks_.size()] =
+          {.part = index, .reserved0 = 0, .offset = have, .bytes = want - have};
+      chunks_.push_back({index, device_[index]->chunks() - 1});
+      backed_[index] = want;
+      device_bytes_ += want - have;
+    }
+  }
+  return ok();
+}
+
+void GpuModel::publish_growth(std::span<const std::uint32_t> n_slots) {
+  n_slots_.assign(n_slots.begin(), n_slots.end());
+  for (std::uint32_t l = 0; l < n_slots_.size(); ++l) layer_words(LayerIndex(l)).n_slots = n_slots_[l];
+  // Sequentially consistent: the lanes' epochs are looked at next.
+  std::atomic_ref(gpu_words().n_chunks).store(n_chunks(), std::memory_order_seq_cst);
+}
+
+void GpuModel::set_all_resident(LayerIndex layer) {
+  std::atomic_ref(layer_words(layer).all_resident).store(1, std::memory_order_release);
+  std::atomic_ref shapes(gpu_words().shapes);
+  shapes.store(shapes.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
+GpuQueue::Flip GpuModel::flip(LayerIndex layer, ExpertIndex expert, std::int32_t slot) {
+  const std::size_t entry = table_first_[layer.value] + expert.value;
+  std::atomic_ref(table_[entry]).store(slot, std::memory_order_relaxed);
+  return {.address = table_memory_->address() + entry * sizeof(std::int32_t), .value = slot};
+}
+
+GpuQueue::Flip GpuModel::to_device(LayerIndex layer, ExpertIndex expert, SlotIndex slot) {
+  CHECK(slot.value < n_slots_[layer.value]);
+  experts_[layer.value][slot.value] = expert.value;
+  return flip(layer, expert, static_cast<std::int32_t>(slot.value));
+}
+
+GpuQueue::Flip GpuModel::to_host(LayerIndex layer, ExpertIndex expert) {
+  return flip(layer, expert, static_cast<std::int32_t>(plans_[layer.value].host_first + expert.value));
+}
+
+GpuQueue::Job GpuModel::copy_job(LayerIndex layer, ExpertIndex expert, SlotIndex slot) const {
+  CHECK(slot.value < n_slots_[layer.value]);
+  const LayerLayout& from = p_.layout.layers[layer.value];
+  static_assert(GpuQueue::kCopiesMax >= MOECACHED_MAX_PARTS);
+  GpuQueue::Job job;
+  job.n_copies = static_cast<std::uint32_t>(from.parts.size());
+  for (std::size_t p = 0; p < from.parts.size(); ++p) {
+    job.copies[p] = {.destination = device_[first_part_[layer.value] + p]->address() +
+                                    std::uint64_t{slot.value} * from.parts[p].expert_bytes,
+                     .source = host_slot(layer, p, expert),
+                     .bytes = from.parts[p].expert_bytes};
+  }
+  return job;
+}
+
+std::uint32_t GpuModel::expert_in(LayerIndex layer, std::int32_t slot) const {
+  if (slot < 0) return UINT32_MAX;
+  const auto index = static_cast<std::uint32_t>(slot);
+  if (index < n_slots_[layer.value]) return experts_[layer.value][index];
+  const std::uint32_t first = plans_[layer.value].host_first;
+  if (index < first || index - first >= p_.layout.layers[layer.value].n_experts) return UINT32_MAX;
+  return index - first;
+}
+
+Result<UniqueFd> GpuModel::share_host(std::uint32_t part) const {
+  CHECK(part < host_.size());
+  return host_[part]->share();
+}
+
+Result<UniqueFd> GpuModel::share_chunk(std::uint32_t chunk) const {
+  const std::lock_guard lock(chunks_mutex_);
+  CHECK(chunk < chunks_.size());
+  return device_[chunks_[chunk].part]->share(chunks_[chunk].chunk);
+}
+
+std::uint32_t GpuModel::n_chunks() const {
+  const std::lock_guard lock(chunks_mutex_);
+  return static_cast<std::uint32_t>(chunks_.size());
+}
+
+}  // namespace moecached

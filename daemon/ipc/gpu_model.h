@@ -1,0 +1,161 @@
+// One model on one GPU, covered: pinned RAM holds every expert, device memory the slots that promotions fill. Owns
+// the windows' memory, the slot table in device memory and its replica in the segment that clients map.
+// Made off the core loop (allocating pinned memory takes seconds); used by the core loop afterwards, except
+// share_*, which the handle server calls. Memory: shared with reads and copies in flight.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "daemon/base/ids.h"
+#include "daemon/base/result.h"
+#include "daemon/ipc/gpu_layout.h"
+#include "daemon/ipc/reads.h"
+#include "daemon/model/model_layout.h"
+#include "daemon/platform/file.h"
+#include "daemon/platform/gpu.h"
+#include "daemon/platform/memfd.h"
+#include "daemon/tier/ssd_tier.h"
+#include "proto/shm/layout.h"
+
+namespace moecached {
+
+class GpuModel {
+ public:
+  struct Parameters {
+    std::string name;
+    std::vector<FileIdentity> identity;
+    std::vector<FileId> files;
+    ModelLayout layout;
+    SlotsSpec slots;
+    std::uint64_t boot_epoch = 0;
+  };
+  // kLimit: the text says how much pinned memory was asked for. Blocks for seconds.
+  static Result<std::shared_ptr<GpuModel>> create(Parameters parameters, ModelId id, Gpu& gpu);
+
+  [[nodiscard]] ModelId id() const { return id_; }
+  [[nodiscard]] const std::string& name() const { return p_.name; }
+  [[nodiscard]] const ModelLayout& layout() const { return p_.layout; }
+  [[nodiscard]] std::span<const FileIdentity> identity() const { return p_.identity; }
+  [[nodiscard]] std::span<const FileId> files() const { return p_.files; }
+  [[nodiscard]] Gpu& gpu() const { return gpu_; }
+  [[nodiscard]] const GpuLayerPlan& plan(LayerIndex layer) const { return plans_[layer.value]; }
+  [[nodiscard]] const std::vector<GpuLayerPlan>& plans() const { return plans_; }
+  [[nodiscard]] std::span<const std::uint32_t> n_slots() const { return n_slots_; }  // device slots, by layer
+  [[nodiscard]] const std::vector<std::uint32_t>& wanted() const { return wanted_; }
+  [[nodiscard]] std::uint64_t host_bytes() const { return host_bytes_; }
+  [[nodiscard]] std::uint64_t device_bytes() const { return device_bytes_; }  // backed
+  [[nodiscard]] std::uint64_t expert_bytes(LayerIndex layer) const { return expert_bytes_[layer.value]; }
+  [[nodiscard]] int segment_fd() const { return segment_.fd(); }
+  [[nodiscard]] std::uint64_t segment_bytes() const { return segment_.bytes().size(); }
+  [[nodiscard]] moecached_host_memory host_memory_kind() const { return host_.front()->kind(); }
+  [[nodiscard]] std::uint64_t log_bytes_per_lane() const { return gpu_words().log_bytes_per_lane; }
+  [[nodiscard]] const moecached_shm_gpu& log_geometry() const { return gpu_words(); }
+
+  // -- loading RAM
+  // All parts of all experts as reads, `visit` is called with at most kMaxPartReads at a time.
+  template <typename Visit>
+  void for_each_load(Visit visit) const;
+  void set_load_state(moecached_load_state state);  // wakes clients
+  [[nodiscard]] moecached_load_state load_state() const { return load_state_; }
+
+  // -- device slots
+  // Backs n_slots of each layer with device memory: blocking driver calls, on the queue's thread. kLimit: what was
+  // allocated is kept but not used.
+  Status grow(std::span<const std::uint32_t> n_slots);
+  // Tells clients to map what grow added; lanes that begin later have it.
+  void publish_growth(std::span<const std::uint32_t> n_slots);
+  void set_all_resident(LayerIndex layer);
+
+  // -- the table. The flips' device writes are the caller's (GpuQueue); these keep the replica and the books.
+  [[nodiscard]] GpuQueue::Flip to_device(LayerIndex layer, ExpertIndex expert, SlotIndex slot);
+  [[nodiscard]] GpuQueue::Flip to_host(LayerIndex layer, ExpertIndex expert);
+  [[nodiscard]] GpuQueue::Job copy_job(LayerIndex layer, ExpertIndex expert, SlotIndex slot) const;
+  // The expert that a lane used when it reports this slot; UINT32_MAX: no such slot.
+  [[nodiscard]] std::uint32_t expert_in(LayerIndex layer, std::int32_t slot) const;
+
+  // -- handles for clients, any thread
+  Result<UniqueFd> share_host(std::uint32_t part) const;
+  Result<UniqueFd> share_chunk(std::uint32_t chunk) const;
+  Result<UniqueFd> share_table() const { return table_memory_->share(0); }
+  [[nodiscard]] std::uint32_t n_parts() const { return static_cast<std::uint32_t>(host_.size()); }
+  [[nodiscard]] std::uint32_t n_chunks() const;
+
+  struct LayerUse {  // of slots that lanes reported
+    std::uint64_t lookups = 0, hits = 0;
+  };
+  std::vector<LayerUse> use;  // core loop
+  // Core loop.
+  std::uint32_t sessions = 0;
+  std::uint64_t last_used = 0;
+  std::uint64_t loads_left = 0;
+  std::uint64_t bytes_loaded = 0;
+  std::uint64_t bytes_uploaded = 0;
+  std::uint64_t bytes_in_place = 0;  // read over the link by kernels
+  std::uint64_t epochs = 0;
+  bool changed_on_disk = false;
+
+ private:
+  struct Chunk {
+    std::uint32_t part;  // over all layers
+    std::size_t chunk;   // of the part's range
+  };
+  GpuModel(Parameters parameters, ModelId id, Gpu& gpu);
+  Status allocate();
+  Status write_segment();
+  [[nodiscard]] moecached_shm_gpu& gpu_words() const;
+  [[nodiscard]] moecached_shm_layer& layer_words(LayerIndex layer) const;
+  [[nodiscard]] GpuQueue::Flip flip(LayerIndex layer, ExpertIndex expert, std::int32_t slot);
+  [[nodiscard]] std::byte* host_slot(LayerIndex layer, std::size_t part, ExpertIndex expert) const;
+
+  Parameters p_;
+  const ModelId id_;
+  Gpu& gpu_;
+  std::vector<GpuLayerPlan> plans_;
+  std::vector<std::uint32_t> wanted_;
+  std::vector<std::uint32_t> first_part_, table_first_;
+  std::vector<std::uint64_t> expert_bytes_;
+  std::vector<std::unique_ptr<GpuHostMemory>> host_;  // by part over all layers
+  std::vector<std::unique_ptr<GpuRange>> device_;     // likewise; null: no addresses for device slots
+  std::unique_ptr<GpuRange> table_memory_;
+  Memfd segment_;
+  std::uint64_t gpu_offset_ = 0, layers_offset_ = 0;
+  std::int32_t* table_ = nullptr;  // the replica
+  moecached_load_state load_state_ = MOECACHED_LOADING;
+  std::uint64_t host_bytes_ = 0;
+  std::atomic<std::uint64_t> device_bytes_{0};
+  std::vector<std::uint64_t> backed_;  // by part over all layers; grow's own
+  std::vector<std::uint32_t> n_slots_;
+  std::vector<std::vector<std::uint32_t>> experts_;  // by layer, device slot
+  mutable std::mutex chunks_mutex_;                  // grow runs beside share_chunk
+  std::vector<Chunk> chunks_;
+};
+
+template <typename Visit>
+void GpuModel::for_each_load(Visit visit) const {
+  std::vector<PartRead> batch;
+  for (std::uint32_t l = 0; l < p_.layout.layers.size(); ++l) {
+    const LayerLayout& layer = p_.layout.layers[l];
+    for (std::size_t p = 0; p < layer.parts.size(); ++p) {
+      const PartLayout& part = layer.parts[p];
+      for (std::uint32_t e = 0; e < layer.n_experts; ++e) {
+        batch.push_back({.file = p_.files[part.file],
+                         .offset = part.file_offset + e * part.expert_bytes,
+                         .bytes = part.expert_bytes,
+                         .destination = host_slot(LayerIndex(l), p, ExpertIndex(e)),
+                         .direct = false,
+                         .staged = host_[first_part_[l] + p]->kind() == MOECACHED_HOST_MEMORY_VMM});
+        if (batch.size() < kMaxPartReads && e + 1 < layer.n_experts) continue;
+        visit(std::span<const PartRead>(batch));
+        batch.clear();
+      }
+    }
+  }
+}
+
+}  // namespace moecached

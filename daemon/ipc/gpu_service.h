@@ -1,0 +1,123 @@
+// Models on GPUs, as part of the core loop: loads them into pinned RAM, adds device slots behind a client's first
+// graph, reads the logs of lanes, and promotes experts to device slots in the background, so that no token waits.
+//
+// A promotion: Brain::promote -> kUnpublish: flip the victim's entry to its host slot -> the flip is done on the GPU ->
+// grace period of the lanes -> kRead: copy -> kPublish: flip the newcomer's entry to the slot. Covered mode: every
+// entry is valid all the time, misses are read in place by the kernels.
+//
+// Thread: core loop, unless said. Memory: bounded by limits.models, limits.sessions and the queue's room.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "daemon/config/config.h"
+#include "daemon/ipc/daemon_control.h"
+#include "daemon/ipc/gpu_model.h"
+#include "daemon/ipc/grace.h"
+#include "daemon/ipc/reads.h"
+#include "daemon/ipc/session.h"
+#include "daemon/ipc/upload_budget.h"
+#include "daemon/platform/gpu.h"
+#include "daemon/residency/brain.h"
+
+namespace moecached {
+
+class GpuService {
+ public:
+  // gpus: of list_gpus; those that config leaves out are dropped. `no_gpu_reason`: why there is none.
+  GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> gpus, std::string no_gpu_reason,
+             ReadTable& reads);
+  ~GpuService();
+  GpuService(const GpuService&) = delete;
+  GpuService& operator=(const GpuService&) = delete;
+
+  // Any thread; the objects live as long as the service. kNotFound: the text names the GPUs there are.
+  Result<Gpu*> find_gpu(const GpuId& id) const;
+
+  // -- models
+  [[nodiscard]] std::shared_ptr<GpuModel> find_model(std::span<const FileIdentity> identity, const GpuId& gpu) const;
+  [[nodiscard]] std::shared_ptr<GpuModel> find_model(std::uint32_t id) const;
+  [[nodiscard]] std::size_t n_models() const { return models_.size(); }
+  // Starts to load it. kSystem: no queue for its GPU.
+  Status add_model(const std::shared_ptr<GpuModel>& model);
+  Status drop_model(std::uint32_t id);  // kNotFound, kInvalid (in use)
+  bool drop_idle_model(std::vector<FileId>* files);
+  void load_done(const ReadTable::BulkDone& done);
+  Result<std::string> set_policy(ModelId model, const std::string& spec);
+
+  // -- sessions
+  void open_in_session(Session& session, const std::shared_ptr<GpuModel>& model, std::shared_ptr<Memfd> log);
+  void release_session(Session& session);
+
+  // -- the loop
+  [[nodiscard]] std::vector<int> event_fds() const;  // readable: a turn has something to do
+  void turn(std::uint64_t now_ns, std::span<Session* const> sessions);
+  // Milliseconds until the next turn is wanted at the latest; -1: no wish.
+  [[nodiscard]] int wanted_tick_ms() const;
+
+  void report(std::vector<ModelReport>* models) const;
+  void report(Session& session, SessionReport* out) const;
+  void report_devices(std::vector<std::string>* devices) const;
+  void findings(std::vector<Finding>* out) const;
+
+ private:
+  struct Device;
+  struct Entry;
+  struct Lane;
+  struct Pending;
+
+  [[nodiscard]] Device& device_of(const GpuModel& model);
+  [[nodiscard]] Entry* find_entry(ModelId id);
+  std::uint64_t add_pending(Pending pending);
+  void drain_queues();
+  void queue_done(Pending& pending, bool ok);
+  void sync_lanes(std::span<Session* const> sessions);
+  void close_lane(std::uint64_t key);
+  void drain_lane(Lane& lane, std::uint64_t now_ns);
+  void drain_log(Lane& lane, std::uint64_t epoch);
+  void start_growth(Entry& entry);
+  void growth_done(Entry& entry, bool ok, const Fault& fault);
+  void growth_seen(Entry& entry);
+  void promote(Entry& entry, std::uint64_t now_ns);
+  void churn(Entry& entry);
+  void check_all_resident(Entry& entry);
+  void watch_stalls(std::uint64_t now_ns);
+  void carry_out_commands();
+  void begin_grace(const GraceTicket& ticket);
+  void submit(const GpuModel& model, GpuQueue::Job job, Pending pending);
+  void lose(Device& device);
+
+  const Config& config_;
+  const std::string no_gpu_reason_;
+  ReadTable& reads_;
+  std::vector<std::unique_ptr<Device>> devices_;
+  std::map<std::uint32_t, std::unique_ptr<Entry>> models_;
+  std::map<std::uint64_t, std::unique_ptr<Lane>> lanes_;  // by key: session id * lanes + index
+  std::vector<Session*> sessions_;                        // of this turn
+  Brain brain_;
+  GraceTracker grace_;
+  std::vector<std::unique_ptr<Pending>> pending_;
+  std::vector<std::uint32_t> free_pending_;
+  std::map<std::uint32_t, std::shared_ptr<std::vector<std::uint32_t>>> growth_slots_;  // by model, while it grows
+  std::vector<std::uint32_t> free_lane_ids_;
+  std::uint32_t next_lane_id_ = 0;
+  std::uint64_t last_active_ns_ = 0;
+  // For the stress test that shows what grace periods are for, and for the one that swaps as fast as it can.
+  const bool test_no_grace_, test_churn_;
+  std::uint64_t churn_state_ = 88172645463325252u;
+  // Scratch.
+  std::vector<GpuQueue::Done> done_;
+  std::vector<GraceTicket> grace_done_;
+  std::vector<GraceLane> grace_lanes_;
+  std::vector<ExpertIndex> experts_;
+};
+
+// The log segment of a session for one model.
+[[nodiscard]] Result<std::shared_ptr<Memfd>> make_log_segment(const GpuModel& model);
+
+}  // namespace moecached

@@ -14,6 +14,8 @@ namespace {
 
 // Opening a model makes the daemon read and check the headers of all shards, perhaps from a cold disk.
 constexpr int kModelOpenPatience = 6;
+// On a GPU it allocates pinned memory for every expert as well: about a second for 4 GiB.
+constexpr int kGpuOpenPatience = 12;
 
 enum LaneState : std::uint32_t { kLaneClosed = 0, kLaneOpen = 1 };
 
@@ -101,14 +103,62 @@ moecached_status Connection::open_model(const char* name, std::span<const Unique
   return MOECACHED_OK;
 }
 
-moecached_status Connection::take_lane(std::uint32_t model_id, LaneBlock** out) {
+moecached_status Connection::gpu_open(const char* name, std::span<const std::uint8_t> uuid,
+                                      std::span<const UniqueFd> files, OpenedGpuModel* out) {
+  moecached_handle_gpu_open request{};
+  copy_text(request.name, name);
+  std::copy_n(uuid.begin(), std::min(uuid.size(), sizeof request.uuid), request.uuid);
+  std::vector<int> descriptors;
+  for (const UniqueFd& file : files) descriptors.push_back(file.get());
+  if (const auto status = socket_.send(&request, MOECACHED_HANDLE_GPU_OPEN, descriptors)) return status;
+
+  moecached_handle_gpu_opened answer{};
+  std::vector<UniqueFd> fds;
+  const int timeout_ms = static_cast<int>(patience_.count()) * kGpuOpenPatience;
+  if (const auto status = socket_.receive(&answer, MOECACHED_HANDLE_GPU_OPENED, 3, timeout_ms, &fds)) {
+    if (status != MOECACHED_E_REFUSED) connected_.store(false, std::memory_order_relaxed);
+    return status;
+  }
+  out->model_id = answer.model_id;
+  out->host_memory = answer.host_memory;
+  out->model_bytes = answer.model_bytes;
+  out->log_bytes = answer.log_bytes;
+  out->model = std::move(fds[0]);
+  out->log = std::move(fds[1]);
+  out->table = std::move(fds[2]);
+  return MOECACHED_OK;
+}
+
+moecached_status Connection::gpu_fetch(const GpuFetch& wanted, std::vector<UniqueFd>* out) {
+  moecached_handle_gpu_fetch request{};
+  request.model_id = wanted.model_id;
+  request.memory = wanted.memory;
+  request.first = wanted.first;
+  request.count = std::min<std::uint32_t>(wanted.count, MOECACHED_FETCH_MAX);
+  if (const auto status = socket_.send(&request, MOECACHED_HANDLE_GPU_FETCH, {})) return status;
+
+  moecached_handle_gpu_fetched answer{};
+  const int timeout_ms = static_cast<int>(patience_.count());
+  auto status = socket_.receive_some(&answer, MOECACHED_HANDLE_GPU_FETCHED, request.count, timeout_ms, out);
+  if (status == MOECACHED_OK && answer.first != wanted.first) {
+    status = fail(MOECACHED_E_VERSION, "the daemon sent the memory from handle %u on, asked for was %u",
+                  answer.first, wanted.first);
+  }
+  if (status != MOECACHED_OK && status != MOECACHED_E_REFUSED) {
+    connected_.store(false, std::memory_order_relaxed);
+  }
+  return status;
+}
+
+moecached_status Connection::take_lane(std::uint32_t model_id, LaneUse use, LaneBlock** out) {
   // A settled block is better: records still in its ring were meant for the last lane's model, and a half
   // that is still being read into cannot be used.
-  auto free_block =
-      std::find_if(lanes_.begin(), lanes_.end(), [](auto& b) { return !b.in_use && settled(b); });
-  if (free_block == lanes_.end()) {
-    free_block = std::find_if(lanes_.begin(), lanes_.end(), [](auto& b) { return !b.in_use; });
-  }
+  const auto suits = [use](const LaneBlock& block) {
+    return !block.in_use && (block.use == use || block.use == LaneUse::kNone);
+  };
+  auto free_block = std::find_if(lanes_.begin(), lanes_.end(),
+                                 [&](auto& b) { return suits(b) && (use != LaneUse::kRing || settled(b)); });
+  if (free_block == lanes_.end()) free_block = std::find_if(lanes_.begin(), lanes_.end(), suits);
   if (free_block == lanes_.end()) {
     return fail(MOECACHED_E_REFUSED, "all %zu lanes of this session are in use", lanes_.size());
   }
@@ -122,6 +172,7 @@ moecached_status Connection::take_lane(std::uint32_t model_id, LaneBlock** out) 
     return fail(MOECACHED_E_VERSION, "lane %u is in use, but not by this process", free_block->index);
   }
   free_block->in_use = true;
+  free_block->use = use;
   free_block->lease_unanswered = false;  // the daemon forgets the requests of a lane that is closed
   ring_doorbell();
   *out = &*free_block;

@@ -19,12 +19,19 @@
 
 namespace moecached::client {
 
+class HostRegistration;
+
+// What a lane's `tail` counts, records or epochs. A block keeps its meaning for good: the daemon's word
+// outlasts the lane.
+enum class LaneUse { kNone, kRing, kGpuLog };
+
 // One lane's place in the session segment, with the numbers that must go on from one lane using it to the
 // next: the daemon may still answer a request of the lane before.
 struct LaneBlock {
   moecached_shm_lane* words = nullptr;
   std::uint32_t index = 0;
   bool in_use = false;
+  LaneUse use = LaneUse::kNone;
   std::uint64_t epoch = 0;        // the last one begun
   std::uint64_t head = 0;         // records published
   bool lease_unanswered = false;  // the last LEASE was given up
@@ -51,8 +58,31 @@ class Connection {
   [[nodiscard]] moecached_status open_model(const char* name, std::span<const UniqueFd> files,
                                             OpenedModel* out);
 
+  struct OpenedGpuModel {
+    std::uint32_t model_id = 0;
+    std::uint32_t host_memory = 0;  // moecached_host_memory, not checked
+    std::uint64_t model_bytes = 0, log_bytes = 0;
+    UniqueFd model, log, table;
+  };
+  // As open_model. The daemon allocates pinned memory for all experts meanwhile, so this may take a minute.
+  [[nodiscard]] moecached_status gpu_open(const char* name, std::span<const std::uint8_t> uuid,
+                                          std::span<const UniqueFd> files, OpenedGpuModel* out);
+
+  struct GpuFetch {
+    std::uint32_t model_id = 0;
+    moecached_gpu_memory memory = MOECACHED_GPU_MEMORY_HOST;
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+  };
+  // The descriptors of handles `first` up to at most `count` more: one reply, at least one descriptor. The
+  // caller comes again for the rest, so that no more than MOECACHED_FETCH_MAX are open at a time.
+  [[nodiscard]] moecached_status gpu_fetch(const GpuFetch& wanted, std::vector<UniqueFd>* out);
+
   // Takes a free lane block and opens it for the model. MOECACHED_E_REFUSED: all are in use.
-  [[nodiscard]] moecached_status take_lane(std::uint32_t model_id, LaneBlock** out);
+  [[nodiscard]] moecached_status take_lane(std::uint32_t model_id, LaneBlock** out) {
+    return take_lane(model_id, LaneUse::kRing, out);
+  }
+  [[nodiscard]] moecached_status take_lane(std::uint32_t model_id, LaneUse use, LaneBlock** out);
   // Ends the lane's epoch and frees its block.
   void give_back_lane(LaneBlock* block) noexcept;
 
@@ -66,12 +96,18 @@ class Connection {
   bool check_alive() noexcept;
   void ring_doorbell() noexcept;
 
+  // The session segment as GPUs see it, shared by the models on GPUs that are open in this session, and gone
+  // with the last of them. CUDA registers a range of memory once, however many models need it.
+  [[nodiscard]] const Mapping& segment() const noexcept { return segment_; }
+  [[nodiscard]] std::weak_ptr<HostRegistration>& registration() noexcept { return registration_; }
+
  private:
   Connection() = default;
 
   HandleSocket socket_;
   UniqueFd doorbell_;
   Mapping segment_;
+  std::weak_ptr<HostRegistration> registration_;
   std::vector<LaneBlock> lanes_;
   std::uint64_t boot_epoch_ = 0;
   std::chrono::milliseconds patience_{0};

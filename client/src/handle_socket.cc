@@ -18,7 +18,7 @@ static_assert(sizeof(moecached_handle_error) <= kLargestMessage);
 static_assert(sizeof(moecached_handle_model_opened) <= kLargestMessage);
 // The kernel passes at most 253 descriptors with one message (SCM_MAX_FD).
 constexpr std::size_t kLargestFdCount = MOECACHED_MAX_FILES;
-static_assert(kLargestFdCount <= 253);
+static_assert(kLargestFdCount <= 253 && kLargestFdCount >= MOECACHED_FETCH_MAX);
 
 constexpr const char* kUpgrade = "daemon and client are of different versions; upgrade the older one";
 
@@ -99,7 +99,7 @@ moecached_status HandleSocket::send_packet(const void* message, std::size_t byte
 }
 
 moecached_status HandleSocket::receive_packet(void* message, std::size_t bytes, moecached_handle_type type,
-                                              std::size_t n_fds, int timeout_ms, std::vector<UniqueFd>* fds) {
+                                              FdCount n_fds, int timeout_ms, std::vector<UniqueFd>* fds) {
   pollfd wanted{fd_.get(), POLLIN, 0};
   int ready = 0;
   do {
@@ -149,12 +149,12 @@ moecached_status HandleSocket::receive_packet(void* message, std::size_t bytes, 
                 frame.n_fds);
   }
   if ((header.msg_flags & MSG_TRUNC) != 0 || frame.type != type || size != bytes || frame.bytes != bytes ||
-      frame.n_fds != n_fds || fds->size() != n_fds) {
+      frame.n_fds != fds->size() || fds->size() < n_fds.min || fds->size() > n_fds.max) {
     return fail(
         MOECACHED_E_VERSION,
         "the daemon's message (type %u, %zu bytes, %zu descriptors) is not the expected one (type %u, %zu "
         "bytes, %zu descriptors): %s",
-        frame.type, size, fds->size(), static_cast<unsigned>(type), bytes, n_fds, kUpgrade);
+        frame.type, size, fds->size(), static_cast<unsigned>(type), bytes, n_fds.max, kUpgrade);
   }
   std::memcpy(message, packet, bytes);
   return MOECACHED_OK;

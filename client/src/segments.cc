@@ -10,9 +10,7 @@
 #include "client/src/error.h"
 
 namespace moecached::client {
-namespace {
-
-moecached_status mismatch(const char* what) {
+moecached_status layout_mismatch(const char* what) {
   return fail(
       MOECACHED_E_VERSION,
       "the daemon's memory is not laid out as this client expects (%s): daemon and client are of different "
@@ -20,8 +18,7 @@ moecached_status mismatch(const char* what) {
       what);
 }
 
-// Whether `count` items of `size` bytes from `offset` lie within `bytes`; no sum here can overflow unseen.
-bool fits(std::uint64_t offset, std::uint64_t count, std::uint64_t size, std::uint64_t bytes) {
+bool fits(std::uint64_t offset, std::uint64_t count, std::uint64_t size, std::uint64_t bytes) noexcept {
   std::uint64_t length = 0;
   std::uint64_t end = 0;
   return !__builtin_mul_overflow(count, size, &length) && !__builtin_add_overflow(offset, length, &end) &&
@@ -30,9 +27,9 @@ bool fits(std::uint64_t offset, std::uint64_t count, std::uint64_t size, std::ui
 
 moecached_status check_header(const Mapping& segment, moecached_segment_kind kind, std::uint64_t boot_epoch) {
   moecached_shm_header header{};
-  if (segment.bytes() < sizeof header) return mismatch("a segment is too small");
+  if (segment.bytes() < sizeof header) return layout_mismatch("a segment is too small");
   std::memcpy(&header, segment.data(), sizeof header);
-  if (header.magic != MOECACHED_SHM_MAGIC) return mismatch("a segment has no moecached header");
+  if (header.magic != MOECACHED_SHM_MAGIC) return layout_mismatch("a segment has no moecached header");
   if (header.version != MOECACHED_SHM_VERSION) {
     return fail(
         MOECACHED_E_VERSION,
@@ -40,11 +37,14 @@ moecached_status check_header(const Mapping& segment, moecached_segment_kind kin
         "older one",
         header.version, unsigned{MOECACHED_SHM_VERSION});
   }
-  if (header.kind != static_cast<std::uint32_t>(kind)) return mismatch("a segment is of another kind");
-  if (header.bytes < sizeof header || header.bytes > segment.bytes()) return mismatch("size of a segment");
-  if (header.boot_epoch != boot_epoch) return mismatch("a segment is of another daemon start");
+  if (header.kind != static_cast<std::uint32_t>(kind)) return layout_mismatch("a segment is of another kind");
+  if (header.bytes < sizeof header || header.bytes > segment.bytes())
+    return layout_mismatch("size of a segment");
+  if (header.boot_epoch != boot_epoch) return layout_mismatch("a segment is of another daemon start");
   return MOECACHED_OK;
 }
+
+namespace {
 
 const char* bad_part(const moecached_shm_part& part, const moecached_shm_layer& layer,
                      const moecached_shm_model& model, const ModelSegmentFacts& facts) {
@@ -140,16 +140,16 @@ moecached_status check_session_segment(const Mapping& segment, const moecached_h
                                        SessionLayout* out) {
   if (const auto status = check_header(segment, MOECACHED_SEGMENT_SESSION, welcome.boot_epoch)) return status;
   if (segment.bytes() < sizeof(moecached_shm_header) + sizeof(moecached_shm_session))
-    return mismatch("session segment");
+    return layout_mismatch("session segment");
   moecached_shm_session session{};
   std::memcpy(&session, segment.data() + sizeof(moecached_shm_header), sizeof session);
-  if (session.session_id != welcome.session_id) return mismatch("session id");
-  if (session.n_lanes < 1 || session.n_lanes > MOECACHED_MAX_LANES) return mismatch("number of lanes");
-  if (session.ring_records != MOECACHED_RING_RECORDS) return mismatch("records in a ring");
-  if (session.lane_stride != sizeof(moecached_shm_lane)) return mismatch("size of a lane");
+  if (session.session_id != welcome.session_id) return layout_mismatch("session id");
+  if (session.n_lanes < 1 || session.n_lanes > MOECACHED_MAX_LANES) return layout_mismatch("number of lanes");
+  if (session.ring_records != MOECACHED_RING_RECORDS) return layout_mismatch("records in a ring");
+  if (session.lane_stride != sizeof(moecached_shm_lane)) return layout_mismatch("size of a lane");
   if (session.lanes_offset % sizeof(moecached_shm_record) != 0 ||
       !fits(session.lanes_offset, session.n_lanes, session.lane_stride, segment.bytes())) {
-    return mismatch("lanes do not lie within the segment");
+    return layout_mismatch("lanes do not lie within the segment");
   }
   out->lanes = reinterpret_cast<moecached_shm_lane*>(segment.data() + session.lanes_offset);
   out->n_lanes = session.n_lanes;
@@ -160,23 +160,23 @@ moecached_status check_model_segment(const Mapping& segment, const ModelSegmentF
                                      ModelLayout* out) {
   if (const auto status = check_header(segment, MOECACHED_SEGMENT_MODEL, facts.boot_epoch)) return status;
   if (segment.bytes() < sizeof(moecached_shm_header) + sizeof(moecached_shm_model))
-    return mismatch("model segment");
+    return layout_mismatch("model segment");
   std::memcpy(&out->model, segment.data() + sizeof(moecached_shm_header), sizeof out->model);
   const moecached_shm_model& model = out->model;
-  if (const char* bad = bad_model(model, facts, segment.bytes())) return mismatch(bad);
+  if (const char* bad = bad_model(model, facts, segment.bytes())) return layout_mismatch(bad);
 
   out->layers.resize(model.n_layers);
   for (std::uint32_t i = 0; i < model.n_layers; ++i) {
     LayerLayout& layout = out->layers[i];
     moecached_shm_layer& layer = layout.layer;
     std::memcpy(&layer, segment.data() + model.layers_offset + i * sizeof layer, sizeof layer);
-    if (const char* bad = bad_layer(layer, model, segment.bytes())) return mismatch(bad);
+    if (const char* bad = bad_layer(layer, model, segment.bytes())) return layout_mismatch(bad);
     layout.parts.resize(layer.n_parts);
     std::memcpy(layout.parts.data(),
                 segment.data() + model.parts_offset + layer.first_part * sizeof(moecached_shm_part),
                 layer.n_parts * sizeof(moecached_shm_part));
     for (const moecached_shm_part& part : layout.parts) {
-      if (const char* bad = bad_part(part, layer, model, facts)) return mismatch(bad);
+      if (const char* bad = bad_part(part, layer, model, facts)) return layout_mismatch(bad);
     }
     layout.entries =
         reinterpret_cast<const std::int32_t*>(segment.data() + model.table_offset) + layer.table_first;

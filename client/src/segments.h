@@ -22,6 +22,17 @@ namespace moecached::client {
 [[nodiscard]] moecached_status map_segment(const UniqueFd& fd, std::uint64_t bytes, int protection,
                                            const char* what, Mapping* out);
 
+// The sentence for memory that is not laid out as proto/shm/layout.h says; `what` names what was found odd.
+[[nodiscard]] moecached_status layout_mismatch(const char* what);
+
+// Whether `count` items of `size` bytes from `offset` lie within `bytes`; no sum here can overflow unseen.
+[[nodiscard]] bool fits(std::uint64_t offset, std::uint64_t count, std::uint64_t size,
+                        std::uint64_t bytes) noexcept;
+
+// The header that every segment starts with.
+[[nodiscard]] moecached_status check_header(const Mapping& segment, moecached_segment_kind kind,
+                                            std::uint64_t boot_epoch);
+
 // The session segment: checks, then the address of lane 0 and the count.
 struct SessionLayout {
   moecached_shm_lane* lanes = nullptr;

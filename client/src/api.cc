@@ -1,23 +1,21 @@
 // The C interface: turns handles into objects and exceptions (std::bad_alloc, std::system_error) into a
 // status.
 #include <cstring>
-#include <exception>
 #include <memory>
 
 #include "client/include/moecached/moecached.h"
+#include "client/src/api.h"
 #include "client/src/error.h"
 #include "client/src/lane.h"
 #include "client/src/session.h"
 
-using moecached::client::fail;
+using moecached::client::guarded;
 using moecached::client::Lane;
 using moecached::client::Model;
+using moecached::client::null_argument;
 using moecached::client::Session;
 
 // The objects behind the opaque types; each knows its owner, which the C functions are not given.
-struct moecached_session {
-  std::unique_ptr<Session> session;
-};
 struct moecached_model {
   Session& session;
   Model& model;
@@ -26,23 +24,6 @@ struct moecached_lane {
   moecached_model& owner;
   Lane& lane;
 };
-
-namespace {
-
-template <typename Body>
-moecached_status guarded(Body body) noexcept {
-  try {
-    return body();
-  } catch (const std::exception& error) {
-    return fail(MOECACHED_E_SYSTEM, "%s", error.what());
-  }
-}
-
-moecached_status null_argument(const char* name) noexcept {
-  return fail(MOECACHED_E_ARGUMENT, "%s is NULL", name);
-}
-
-}  // namespace
 
 moecached_status moecached_session_open(const char* socket, const char* label, moecached_session** out) {
   if (out == nullptr) return null_argument("out");

@@ -47,6 +47,12 @@ class Mapping {
     if (address_ != nullptr) ::munmap(address_, bytes_);
   }
 
+  // Gives up ownership: the memory stays mapped.
+  void release() noexcept {
+    address_ = nullptr;
+    bytes_ = 0;
+  }
+
   [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(address_); }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] bool valid() const noexcept { return address_ != nullptr; }

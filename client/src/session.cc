@@ -32,6 +32,18 @@ const char* socket_path(const char* given) {
 
 }  // namespace
 
+// A move is prepared as a whole and only then committed, so that a daemon which refuses the second model
+// leaves this process as it was: on the frozen table of the last daemon and the files.
+struct Session::Move {
+  std::unique_ptr<Connection> connection;
+  std::vector<std::unique_ptr<ModelMapping>> mappings;  // one for each of models_
+  std::vector<LaneBlock*> blocks;                       // one for each lane of each model, in that order
+};
+
+Session::Session() = default;
+
+Session::~Session() { drop_prepared_move(); }
+
 moecached_status Session::open(const char* socket, const char* label, std::unique_ptr<Session>* out) {
   auto session = std::make_unique<Session>();
   session->options_.socket_path = socket_path(socket);
@@ -63,11 +75,13 @@ moecached_status Session::open_model(std::span<const char* const> paths, Model**
 
 void Session::close_model(Model* model) {
   const std::lock_guard lock(mutex_);
+  drop_prepared_move();
   std::erase_if(models_, [model](const auto& owned) { return owned.get() == model; });
 }
 
 moecached_status Session::open_lane(Model& model, Lane** out) {
   const std::lock_guard lock(mutex_);
+  drop_prepared_move();
   lanes_.reserve(lanes_.size() + 1);
   model.lanes.reserve(model.lanes.size() + 1);
   LaneBlock* block = nullptr;
@@ -88,6 +102,7 @@ moecached_status Session::open_lane(Model& model, Lane** out) {
 void Session::close_lane(Model& model, Lane* lane) {
   lane->settle_streams();  // may wait: not under the lock
   const std::lock_guard lock(mutex_);
+  drop_prepared_move();
   lane->end();
   connection_->give_back_lane(lane->block());
   lane->counters().add_to(&model.retired);
@@ -103,25 +118,49 @@ moecached_counters Session::counters(const Model& model) {
   return sum;
 }
 
-// A move is prepared as a whole and only then committed, so that a daemon which refuses the second model
-// leaves this process as it was: on the frozen table of the last daemon and the files.
-struct Session::Move {
-  std::unique_ptr<Connection> connection;
-  std::vector<std::unique_ptr<ModelMapping>> mappings;  // one for each of models_
-  std::vector<LaneBlock*> blocks;                       // one for each lane of each model, in that order
-};
-
 moecached_status Session::reconnect() {
   const std::lock_guard lock(mutex_);
   if (connection_->check_alive()) return MOECACHED_OK;
   if (!gate_.pass(std::chrono::steady_clock::now())) {
     return fail(MOECACHED_E_UNAVAILABLE, "the daemon is gone, and was looked for less than 2 s ago");
   }
-  Move move;
-  if (const auto status = prepare(&move)) return status;
-  commit(move);
+  if (prepared_ != nullptr && !prepared_->connection->check_alive()) drop_prepared_move();
+  if (prepared_ == nullptr) {
+    prepared_ = std::make_unique<Move>();
+    if (const auto status = prepare(prepared_.get())) {
+      drop_prepared_move();
+      return status;
+    }
+  }
+  if (const auto status = ready()) {
+    // A daemon that still loads is asked again; opening the models anew would not make it faster.
+    if (status != MOECACHED_E_UNAVAILABLE) drop_prepared_move();
+    return status;
+  }
+  commit(*prepared_);
+  prepared_.reset();
   return MOECACHED_OK;
 }
+
+moecached_status Session::ready() {
+  for (const auto& model : movables_) {
+    if (const auto status = model->ready()) return status;
+  }
+  return MOECACHED_OK;
+}
+
+void Session::drop_prepared_move() {
+  if (prepared_ == nullptr) return;
+  for (const auto& model : movables_) model->forget();
+  prepared_.reset();
+}
+
+void Session::Locked::remove(MovableModel* model) {
+  session_.drop_prepared_move();
+  std::erase_if(session_.movables_, [model](const auto& owned) { return owned.get() == model; });
+}
+
+void Session::Locked::drop_prepared_move() { session_.drop_prepared_move(); }
 
 moecached_status Session::prepare(Move* move) {
   if (const auto status = Connection::open(options_, &move->connection)) return status;
@@ -140,6 +179,9 @@ moecached_status Session::prepare(Move* move) {
     }
     move->mappings.push_back(std::move(mapping));
   }
+  for (const auto& model : movables_) {
+    if (const auto status = model->prepare(*move->connection)) return status;
+  }
   return MOECACHED_OK;
 }
 
@@ -156,6 +198,7 @@ void Session::commit(Move& move) {
     model.mapping = std::move(move.mappings[i]);
     ++model.generation;
   }
+  for (const auto& model : movables_) model->commit(*connection_, *move.connection);
   connection_ = std::move(move.connection);
   ++reconnects_;
 }

@@ -1,0 +1,41 @@
+// The C interface of models on a GPU in a build without CUDA's headers: the names are there, a model is not.
+#include "client/include/moecached/moecached.h"
+#include "client/src/error.h"
+
+using moecached::client::fail;
+
+namespace {
+moecached_status no_cuda() {
+  return fail(MOECACHED_E_UNAVAILABLE,
+              "this libmoecached_client was built without CUDA: models on a GPU are left out");
+}
+}  // namespace
+
+moecached_status moecached_gpu_model_open(moecached_session*, const char* const*, size_t, const uint8_t*,
+                                          moecached_gpu_model** out) {
+  if (out != nullptr) *out = nullptr;
+  return no_cuda();
+}
+void moecached_gpu_model_close(moecached_gpu_model*) {}
+uint32_t moecached_gpu_model_layers(const moecached_gpu_model*) { return 0; }
+uint32_t moecached_gpu_model_expert_used(const moecached_gpu_model*) { return 0; }
+moecached_status moecached_gpu_model_layer(const moecached_gpu_model*, uint32_t, moecached_gpu_layer_info*) {
+  return no_cuda();
+}
+moecached_status moecached_gpu_model_part(const moecached_gpu_model*, uint32_t, uint32_t,
+                                          moecached_part_info*, uint64_t*) {
+  return no_cuda();
+}
+moecached_status moecached_gpu_model_find(const moecached_gpu_model*, const char*, uint32_t*, uint32_t*) {
+  return no_cuda();
+}
+uint64_t moecached_gpu_model_generation(const moecached_gpu_model*) { return 0; }
+moecached_status moecached_gpu_lane_open(moecached_gpu_model*, moecached_gpu_lane** out) {
+  if (out != nullptr) *out = nullptr;
+  return no_cuda();
+}
+void moecached_gpu_lane_close(moecached_gpu_lane*) {}
+moecached_status moecached_gpu_lane_begin(moecached_gpu_lane*) { return no_cuda(); }
+moecached_status moecached_gpu_lane_submit(moecached_gpu_lane*, const moecached_gpu_submit*) {
+  return no_cuda();
+}

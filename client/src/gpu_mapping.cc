@@ -1,0 +1,301 @@
+#include "client/src/gpu_mapping.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "client/src/error.h"
+#include "client/src/shared_words.h"
+
+namespace moecached::client {
+namespace {
+
+// Another thread may take an address between the look for a free one and its reservation.
+constexpr int kAdjacencyAttempts = 8;
+
+std::uint64_t rounded_up(std::uint64_t bytes, std::uint64_t granularity) {
+  return (bytes + granularity - 1) / granularity * granularity;
+}
+
+CUdeviceptr as_address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+
+}  // namespace
+
+moecached_status GpuMapping::open(Connection& connection, const ModelFiles& files, const GpuUuid& uuid,
+                                  std::unique_ptr<GpuMapping>* out) {
+  std::unique_ptr<GpuMapping> mapping(new GpuMapping);
+  if (const auto status = CudaContext::open(uuid, &mapping->context_)) return status;
+  if (const auto status = mapping->check_device()) return status;
+
+  std::vector<UniqueFd> for_daemon;
+  if (const auto status = files.reopen(&for_daemon)) return status;
+  const std::string_view path = files.first_path();
+  const std::string name(path.substr(path.rfind('/') + 1));
+  Connection::OpenedGpuModel opened;
+  if (const auto status = connection.gpu_open(name.c_str(), uuid, for_daemon, &opened)) return status;
+  for_daemon.clear();
+
+  if (const auto status =
+          map_segment(opened.model, opened.model_bytes, PROT_READ, "model segment", &mapping->segment_)) {
+    return status;
+  }
+  if (const auto status =
+          map_segment(opened.log, opened.log_bytes, PROT_READ | PROT_WRITE, "log segment", &mapping->log_)) {
+    return status;
+  }
+  GpuSegmentFacts facts;
+  facts.boot_epoch = connection.boot_epoch();
+  facts.model_id = opened.model_id;
+  facts.n_lanes = connection.n_lanes();
+  facts.log_bytes = opened.log_bytes;
+  facts.uuid = uuid;
+  facts.file_bytes = files.sizes();
+  if (const auto status = check_gpu_segment(mapping->segment_, facts, &mapping->layout_, &mapping->words_)) {
+    return status;
+  }
+
+  const ScopedContext current(*mapping->context_);
+  if (const auto status = current.status()) return status;
+  if (const auto status = mapping->register_lanes(connection)) return status;
+  if (const auto status = mapping->map_table(std::move(opened.table))) return status;
+  if (const auto status = mapping->map_host_parts(connection, opened.host_memory)) return status;
+  if (const auto status = mapping->map_chunks(connection)) return status;
+  *out = std::move(mapping);
+  return MOECACHED_OK;
+}
+
+moecached_status GpuMapping::check_device() const {
+  constexpr struct {
+    CUdevice_attribute attribute;
+    const char* what;
+  } kNeeded[] = {
+      {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"},
+      {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "memory shared by file descriptors"},
+      {CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, "64-bit writes in stream order"},
+  };
+  for (const auto& needed : kNeeded) {
+    if (context_->attribute(needed.attribute) == 0) {
+      return fail(MOECACHED_E_UNAVAILABLE, "this GPU or its driver has no %s", needed.what);
+    }
+  }
+  return MOECACHED_OK;
+}
+
+// The GPU writes `completed` into the session segment and slots into the log segment.
+moecached_status GpuMapping::register_lanes(Connection& connection) {
+  // Portable: the session's lanes may be on several GPUs.
+  constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  lanes_registration_ = connection.registration().lock();
+  if (lanes_registration_ == nullptr) {
+    if (const auto status =
+            HostRegistration::open(context_, connection.segment(), kFlags, &lanes_registration_)) {
+      return status;
+    }
+    connection.registration() = lanes_registration_;
+  }
+  return HostRegistration::open(context_, log_, kFlags, &log_registration_);
+}
+
+// Maps the memory behind a descriptor at range->address + offset. The handle is released and the descriptor
+// closed at once: either would keep the memory allocated after the daemon has freed it.
+moecached_status GpuMapping::import(Range* range, std::uint64_t offset, std::uint64_t bytes,
+                                    UniqueFd memory) {
+  CUmemGenericAllocationHandle handle = 0;
+  if (const auto status =
+          check_cuda(cuda().cuMemImportFromShareableHandle(
+                         &handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(memory.get())),
+                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+                     "import memory of the daemon")) {
+    return status;
+  }
+  const CUdeviceptr address = range->address + offset;
+  range->pieces.reserve(range->pieces.size() + 1);
+  const CUresult mapped = cuda().cuMemMap(address, bytes, 0, handle, 0);
+  cuda().cuMemRelease(handle);
+  if (const auto status = check_cuda(mapped, "map memory of the daemon")) return status;
+  range->pieces.push_back({address, bytes});
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = context_->device();
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+  return check_cuda(cuda().cuMemSetAccess(address, bytes, &access, 1), "read memory of the daemon");
+}
+
+moecached_status GpuMapping::map_table(UniqueFd memory) {
+  const std::uint64_t bytes = rounded_up(layout_.gpu.table_bytes, layout_.gpu.granularity);
+  if (const auto status =
+          check_cuda(cuda().cuMemAddressReserve(&table_.address, bytes, layout_.gpu.granularity, 0, 0),
+                     "reserve addresses for the slot table")) {
+    return status;
+  }
+  table_.reserved_bytes = bytes;
+  return import(&table_, 0, bytes, std::move(memory));
+}
+
+moecached_status GpuMapping::map_host_parts(Connection& connection, std::uint32_t host_memory) {
+  if (host_memory != MOECACHED_HOST_MEMORY_VMM && host_memory != MOECACHED_HOST_MEMORY_MEMFD) {
+    return layout_mismatch("kind of host memory");
+  }
+  const std::uint32_t n_parts = layout_.model.model.n_parts;
+  windows_.resize(n_parts);
+  for (std::uint32_t part = 0; part < n_parts;) {
+    std::vector<UniqueFd> fds;
+    if (const auto status =
+            connection.gpu_fetch({model_id(), MOECACHED_GPU_MEMORY_HOST, part, n_parts - part}, &fds)) {
+      return status;
+    }
+    for (UniqueFd& fd : fds) {
+      if (const auto status = host_memory == MOECACHED_HOST_MEMORY_VMM
+                                  ? map_host_allocation(part, std::move(fd))
+                                  : map_host_memfd(part, fd)) {
+        return status;
+      }
+      fd = UniqueFd();
+      ++part;
+    }
+  }
+  return MOECACHED_OK;
+}
+
+moecached_status GpuMapping::map_host_allocation(std::uint32_t part, UniqueFd memory) {
+  const moecached_shm_window& window = layout_.windows[part];
+  Range& range = windows_[part];
+  const std::uint64_t bytes = window.device_bytes + window.host_bytes;
+  if (const auto status =
+          check_cuda(cuda().cuMemAddressReserve(&range.address, bytes, layout_.gpu.granularity, 0, 0),
+                     "reserve addresses for a window")) {
+    return status;
+  }
+  range.reserved_bytes = bytes;
+  return import(&range, window.device_bytes, window.host_bytes, std::move(memory));
+}
+
+// CUDA maps a memfd only where the CPU sees it. So the addresses come from the kernel: a free range for the
+// whole window, of which the front is given back and at once reserved by CUDA.
+moecached_status GpuMapping::map_host_memfd(std::uint32_t part, const UniqueFd& memory) {
+  const moecached_shm_window& window = layout_.windows[part];
+  Range& range = windows_[part];
+  if (const auto status = check_size(memory, window.host_bytes, "host part of a window")) return status;
+  const std::uint64_t granularity = layout_.gpu.granularity;
+  std::vector<Range::Piece> elsewhere;  // kept until the end, so that CUDA does not answer with them again
+  std::byte* host = nullptr;
+  for (int attempt = 0; attempt < kAdjacencyAttempts && host == nullptr; ++attempt) {
+    const std::uint64_t bytes = window.device_bytes + window.host_bytes + granularity;
+    Mapping free(::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0),
+                 bytes);
+    if (!free.valid()) break;
+    std::byte* const begin = as_address(free.data()) % granularity == 0
+                                 ? free.data()
+                                 : free.data() + (granularity - as_address(free.data()) % granularity);
+    std::byte* const middle = begin + window.device_bytes;
+    std::byte* const end = middle + window.host_bytes;
+    Mapping whole(std::move(free));
+    // From here on only [middle, end) is this object's.
+    if (begin > whole.data()) ::munmap(whole.data(), static_cast<std::size_t>(begin - whole.data()));
+    if (whole.data() + bytes > end) ::munmap(end, static_cast<std::size_t>(whole.data() + bytes - end));
+    if (window.device_bytes > 0) ::munmap(begin, window.device_bytes);
+    whole.release();
+    Mapping behind(middle, window.host_bytes);
+    if (window.device_bytes > 0) {
+      CUdeviceptr got = 0;
+      if (const auto status = check_cuda(
+              cuda().cuMemAddressReserve(&got, window.device_bytes, granularity, as_address(begin), 0),
+              "reserve addresses for a window")) {
+        for (const auto& piece : elsewhere) cuda().cuMemAddressFree(piece.address, piece.bytes);
+        return status;
+      }
+      if (got != as_address(begin)) {
+        elsewhere.push_back({got, window.device_bytes});
+        continue;
+      }
+      range.reserved_bytes = window.device_bytes;
+    }
+    range.address = as_address(begin);
+    range.memory = std::move(behind);
+    host = middle;
+  }
+  for (const auto& piece : elsewhere) cuda().cuMemAddressFree(piece.address, piece.bytes);
+  if (host == nullptr) {
+    return fail(MOECACHED_E_SYSTEM, "CUDA gives no addresses in front of %llu bytes of RAM for a window",
+                static_cast<unsigned long long>(window.host_bytes));
+  }
+  // Over addresses that are ours, so MAP_FIXED replaces nothing of anyone else.
+  const bool read_only = context_->attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) != 0;
+  if (::mmap(host, window.host_bytes, read_only ? PROT_READ : PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+             memory.get(), 0) == MAP_FAILED) {
+    return fail(MOECACHED_E_SYSTEM, "cannot map %llu bytes of the daemon's RAM: %s",
+                static_cast<unsigned long long>(window.host_bytes), error_name(errno));
+  }
+  (void)::madvise(host, window.host_bytes, MADV_DONTDUMP);  // advice only
+  const unsigned flags = CU_MEMHOSTREGISTER_DEVICEMAP | (read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0u);
+  if (const auto status = HostRegistration::open(context_, range.memory, flags, &range.registration)) {
+    return status;
+  }
+  CUdeviceptr seen_at = 0;
+  if (const auto status =
+          check_cuda(cuda().cuMemHostGetDevicePointer_v2(&seen_at, host, 0), "find RAM on the GPU")) {
+    return status;
+  }
+  if (seen_at != as_address(host)) {
+    return fail(MOECACHED_E_SYSTEM, "this GPU sees page-locked RAM at other addresses than the CPU");
+  }
+  return MOECACHED_OK;
+}
+
+moecached_status GpuMapping::map_chunks(Connection& connection) {
+  const std::uint32_t wanted = load_acquire(&words_.gpu->n_chunks);
+  std::uint32_t next = chunks_mapped();
+  if (wanted <= next) return MOECACHED_OK;
+  if (wanted > layout_.gpu.n_chunks_max) return layout_mismatch("number of chunks");
+  const ScopedContext current(*context_);
+  if (const auto status = current.status()) return status;
+  while (next < wanted) {
+    std::vector<UniqueFd> fds;
+    if (const auto status =
+            connection.gpu_fetch({model_id(), MOECACHED_GPU_MEMORY_CHUNK, next, wanted - next}, &fds)) {
+      return status;
+    }
+    for (UniqueFd& fd : fds) {
+      moecached_shm_chunk chunk{};
+      if (const auto status = take_chunk(layout_, words_, next, &chunk)) return status;
+      if (const auto status = import(&windows_[chunk.part], chunk.offset, chunk.bytes, std::move(fd))) {
+        return status;
+      }
+      chunks_mapped_.store(++next, std::memory_order_relaxed);
+    }
+  }
+  return MOECACHED_OK;
+}
+
+CUdeviceptr GpuMapping::table(std::uint32_t layer) const {
+  return table_.address + std::uint64_t{layout_.model.layers[layer].layer.table_first} * sizeof(std::int32_t);
+}
+
+moecached_status GpuMapping::synchronize() const noexcept {
+  const ScopedContext current(*context_);
+  if (const auto status = current.status()) return status;
+  return check_cuda(cuda().cuCtxSynchronize(), "wait for the GPU");
+}
+
+void GpuMapping::release(Range& range) noexcept {
+  range.registration.reset();
+  for (const Range::Piece& piece : range.pieces) cuda().cuMemUnmap(piece.address, piece.bytes);
+  if (range.reserved_bytes > 0) cuda().cuMemAddressFree(range.address, range.reserved_bytes);
+}
+
+// Results are not looked at: at the end of a process the driver may be gone already.
+GpuMapping::~GpuMapping() {
+  if (context_ == nullptr) return;
+  const ScopedContext current(*context_);
+  cuda().cuCtxSynchronize();
+  for (Range& window : windows_) release(window);
+  release(table_);
+  log_registration_.reset();
+  lanes_registration_.reset();
+}
+
+}  // namespace moecached::client

@@ -1,0 +1,739 @@
+// A CUDA driver made of host memory, for machines without a GPU: enough of libcuda.so.1 for daemon and client
+// to run end to end, through the same calls in the same order. "Device memory" is a memfd, streams execute at
+// once in the caller, events have always fired. It is stricter than it is clever: what the real driver
+// refuses (a mapping of half an allocation, a call without a current context, memory registered twice) it
+// refuses too, new device memory holds 0xA5, and access rights are those of mprotect, so that a write through
+// a read-only mapping ends the process as it would on a GPU.
+//
+// Environment: SOFT_CUDA_UUID (32 hex digits, dashes allowed), SOFT_CUDA_VRAM (bytes, 256 MiB),
+// SOFT_CUDA_NO_HOST_NUMA=1 (no cuMemCreate of HOST_NUMA memory). Thread: any; one lock guards the tables.
+#include "tests/support/soft_cuda/soft_cuda.h"
+
+#include <cuda.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr std::size_t kGranularity = std::size_t{2} << 20;
+constexpr int kFresh = 0xa5;
+
+struct Allocation {
+  int fd = -1;
+  std::size_t bytes = 0;
+  std::size_t counted = 0;  // against the VRAM of this process
+  ~Allocation();
+};
+
+struct Piece {  // of a reservation
+  std::size_t bytes = 0;
+  std::shared_ptr<Allocation> allocation;
+  int protection = PROT_NONE;
+};
+
+struct State {
+  std::mutex mutex;
+  std::size_t vram_used = 0;
+  std::map<CUmemGenericAllocationHandle, std::shared_ptr<Allocation>> handles;
+  CUmemGenericAllocationHandle next_handle = 1;
+  std::map<std::uintptr_t, std::size_t> reservations, linear, registered;
+  std::map<std::uintptr_t, Piece> pieces;
+  unsigned contexts = 0;  // references to the primary context
+  bool tracing = false;
+  std::string trace;
+  std::map<std::string, CUresult> failures;
+};
+
+State& state() {
+  static State* const forever = new State;  // threads may outlive static destructors
+  return *forever;
+}
+
+Allocation::~Allocation() {
+  if (fd >= 0) ::close(fd);
+  state().vram_used -= counted;
+}
+
+struct Context {
+} primary;
+thread_local std::vector<CUcontext> current;
+
+CUcontext primary_context() { return reinterpret_cast<CUcontext>(&primary); }
+
+std::size_t vram_total() {
+  const char* text = std::getenv("SOFT_CUDA_VRAM");
+  const unsigned long long bytes = text != nullptr ? std::strtoull(text, nullptr, 0) : 0;
+  return bytes > 0 ? bytes : std::size_t{256} << 20;
+}
+
+bool no_host_numa() {
+  const char* text = std::getenv("SOFT_CUDA_NO_HOST_NUMA");
+  return text != nullptr && std::strcmp(text, "1") == 0;
+}
+
+// Without the version that cuda.h's macros add.
+std::string base_name(const char* function) {
+  std::string name(function);
+  const std::size_t suffix = name.rfind("_v");
+  if (suffix != std::string::npos && suffix + 3 == name.size()) name.resize(suffix);
+  return name;
+}
+
+// Notes the call; what a test has asked to fail, fails.
+CUresult enter(const char* function) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  if (s.tracing) s.trace.append(base_name(function)).push_back('\n');
+  const auto failure = s.failures.find(base_name(function));
+  if (failure == s.failures.end()) return CUDA_SUCCESS;
+  const CUresult result = failure->second;
+  s.failures.erase(failure);
+  return result;
+}
+
+CUresult enter_with_context(const char* function) {
+  const CUresult result = enter(function);
+  if (result != CUDA_SUCCESS) return result;
+  return current.empty() || current.back() == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+}
+
+#define ENTER() \
+  if (const CUresult entered = enter(__func__); entered != CUDA_SUCCESS) return entered
+#define ENTER_CONTEXT() \
+  if (const CUresult entered = enter_with_context(__func__); entered != CUDA_SUCCESS) return entered
+
+void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)); }
+CUdeviceptr address(const void* at) { return reinterpret_cast<std::uintptr_t>(at); }
+
+bool device_ok(CUdevice device) { return device == 0; }
+
+// Whether [at, at + bytes) lies within one entry.
+template <typename Map, typename Size>
+bool within(const Map& ranges, std::uintptr_t at, std::size_t bytes, Size size) {
+  auto next = ranges.upper_bound(at);
+  if (next == ranges.begin()) return false;
+  const auto& found = *std::prev(next);
+  return at - found.first <= size(found.second) && bytes <= size(found.second) - (at - found.first);
+}
+std::size_t plain_size(std::size_t bytes) { return bytes; }
+
+}  // namespace
+
+// -- for tests
+void soft_cuda_trace_start(void) {
+  const std::lock_guard lock(state().mutex);
+  state().trace.clear();
+  state().tracing = true;
+}
+
+const char* soft_cuda_trace_stop(void) {
+  const std::lock_guard lock(state().mutex);
+  state().tracing = false;
+  return state().trace.c_str();
+}
+
+void soft_cuda_fail_next(const char* function, int result) {
+  const std::lock_guard lock(state().mutex);
+  state().failures[function] = static_cast<CUresult>(result);
+}
+
+unsigned long long soft_cuda_vram_used(void) {
+  const std::lock_guard lock(state().mutex);
+  return state().vram_used;
+}
+
+unsigned long long soft_cuda_objects(void) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  return s.handles.size() + s.reservations.size() + s.pieces.size() + s.registered.size() + s.linear.size() +
+         s.contexts;
+}
+
+// -- driver, devices, contexts
+CUresult CUDAAPI cuInit(unsigned) {
+  ENTER();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDriverGetVersion(int* version) {
+  ENTER();
+  *version = CUDA_VERSION;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGetErrorString(CUresult error, const char** text) {
+  switch (error) {
+    case CUDA_SUCCESS:
+      *text = "no error";
+      break;
+    case CUDA_ERROR_INVALID_VALUE:
+      *text = "invalid argument";
+      break;
+    case CUDA_ERROR_OUT_OF_MEMORY:
+      *text = "out of memory";
+      break;
+    case CUDA_ERROR_INVALID_CONTEXT:
+      *text = "invalid device context";
+      break;
+    case CUDA_ERROR_NOT_SUPPORTED:
+      *text = "operation not supported";
+      break;
+    case CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
+      *text = "part or all of the requested memory range is already mapped";
+      break;
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+      *text = "an illegal memory access was encountered";
+      break;
+    default:
+      *text = "soft CUDA error";
+      break;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGetErrorName(CUresult, const char** text) {
+  *text = "CUDA_ERROR_SOFT";
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGetCount(int* count) {
+  ENTER();
+  *count = 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
+  ENTER();
+  if (ordinal != 0) return CUDA_ERROR_INVALID_DEVICE;
+  *device = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  ENTER();
+  if (!device_ok(device)) return CUDA_ERROR_INVALID_DEVICE;
+  const char* text = std::getenv("SOFT_CUDA_UUID");
+  if (text == nullptr) text = "50f7c0da-0000-0000-0000-000000000001";
+  std::string digits;
+  for (; *text != '\0'; ++text) {
+    if (*text != '-') digits.push_back(*text);
+  }
+  digits.resize(32, '0');
+  for (std::size_t i = 0; i < 16; ++i) {
+    uuid->bytes[i] = static_cast<char>(std::strtoul(digits.substr(2 * i, 2).c_str(), nullptr, 16));
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGetName(char* name, int length, CUdevice device) {
+  ENTER();
+  if (!device_ok(device) || length < 1) return CUDA_ERROR_INVALID_VALUE;
+  std::strncpy(name, "Soft CUDA", static_cast<std::size_t>(length) - 1);
+  name[length - 1] = '\0';
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
+  ENTER();
+  if (!device_ok(device)) return CUDA_ERROR_INVALID_DEVICE;
+  *bytes = vram_total();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
+  ENTER();
+  if (!device_ok(device) || length < 13) return CUDA_ERROR_INVALID_VALUE;
+  std::strcpy(id, "0000:00:00.0");
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+  ENTER();
+  if (!device_ok(device)) return CUDA_ERROR_INVALID_DEVICE;
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      *value = 9;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      *value = 1;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MAX_PITCH:
+      *value = INT32_MAX;
+      break;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+      *value = no_host_numa() ? 0 : 1;
+      break;
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+    case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
+      *value = 1;
+      break;
+    default:
+      *value = 0;
+      break;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  ENTER();
+  if (!device_ok(device)) return CUDA_ERROR_INVALID_DEVICE;
+  const std::lock_guard lock(state().mutex);
+  ++state().contexts;
+  *context = primary_context();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
+  ENTER();
+  const std::lock_guard lock(state().mutex);
+  if (!device_ok(device) || state().contexts == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  --state().contexts;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxSetCurrent(CUcontext context) {
+  ENTER();
+  if (!current.empty()) current.pop_back();
+  if (context != nullptr) current.push_back(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxGetCurrent(CUcontext* context) {
+  ENTER();
+  *context = current.empty() ? nullptr : current.back();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxGetDevice(CUdevice* device) {
+  ENTER_CONTEXT();
+  *device = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxPushCurrent(CUcontext context) {
+  ENTER();
+  if (context != primary_context()) return CUDA_ERROR_INVALID_CONTEXT;
+  current.push_back(context);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxPopCurrent(CUcontext* context) {
+  ENTER();
+  if (current.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context != nullptr) *context = current.back();
+  current.pop_back();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuCtxSynchronize(void) {
+  ENTER_CONTEXT();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemGetInfo(std::size_t* free, std::size_t* total) {
+  ENTER_CONTEXT();
+  const std::lock_guard lock(state().mutex);
+  *total = vram_total();
+  *free = *total - std::min(*total, state().vram_used);
+  return CUDA_SUCCESS;
+}
+
+// -- virtual memory
+CUresult CUDAAPI cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemAllocationProp*,
+                                               CUmemAllocationGranularity_flags) {
+  ENTER();
+  *granularity = kGranularity;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
+                             const CUmemAllocationProp* properties, unsigned long long) {
+  ENTER();
+  const bool device = properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  const bool host = properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+  if (bytes == 0 || bytes % kGranularity != 0 || (!device && !host)) return CUDA_ERROR_INVALID_VALUE;
+  if (host && no_host_numa()) return CUDA_ERROR_NOT_SUPPORTED;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  if (device && s.vram_used + bytes > vram_total()) return CUDA_ERROR_OUT_OF_MEMORY;
+  auto allocation = std::make_shared<Allocation>();
+  allocation->fd = ::memfd_create("soft-cuda", MFD_CLOEXEC);
+  if (allocation->fd < 0 || ::ftruncate(allocation->fd, static_cast<off_t>(bytes)) != 0)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  allocation->bytes = bytes;
+  if (device) {
+    void* const content = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, allocation->fd, 0);
+    if (content == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    std::memset(content, kFresh, bytes);
+    ::munmap(content, bytes);
+    allocation->counted = bytes;
+    s.vram_used += bytes;
+  }
+  *handle = s.next_handle++;
+  s.handles[*handle] = std::move(allocation);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
+  ENTER();
+  const std::lock_guard lock(state().mutex);
+  return state().handles.erase(handle) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult CUDAAPI cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle handle,
+                                              CUmemAllocationHandleType type, unsigned long long) {
+  ENTER();
+  const std::lock_guard lock(state().mutex);
+  const auto found = state().handles.find(handle);
+  if (found == state().handles.end() || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    return CUDA_ERROR_INVALID_VALUE;
+  const int fd = ::fcntl(found->second->fd, F_DUPFD_CLOEXEC, 0);
+  if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  std::memcpy(out, &fd, sizeof fd);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* from,
+                                                CUmemAllocationHandleType type) {
+  ENTER();
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
+  const int fd = ::fcntl(static_cast<int>(reinterpret_cast<std::uintptr_t>(from)), F_DUPFD_CLOEXEC, 0);
+  struct stat facts {};
+  if (fd < 0 || ::fstat(fd, &facts) != 0) return CUDA_ERROR_INVALID_VALUE;
+  auto allocation = std::make_shared<Allocation>();
+  allocation->fd = fd;
+  allocation->bytes = static_cast<std::size_t>(facts.st_size);
+  const std::lock_guard lock(state().mutex);
+  *handle = state().next_handle++;
+  state().handles[*handle] = std::move(allocation);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* out, std::size_t bytes, std::size_t alignment,
+                                     CUdeviceptr hint, unsigned long long flags) {
+  ENTER();
+  if (bytes == 0 || bytes % kGranularity != 0 || flags != 0 || (alignment & (alignment - 1)) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  alignment = std::max(alignment, kGranularity);
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* at = MAP_FAILED;
+  if (hint != 0 && hint % alignment == 0)
+    at = ::mmap(pointer(hint), bytes, PROT_NONE, kFlags | MAP_FIXED_NOREPLACE, -1, 0);
+  if (at == MAP_FAILED) {
+    char* const wide = static_cast<char*>(::mmap(nullptr, bytes + alignment, PROT_NONE, kFlags, -1, 0));
+    if (wide == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    char* const aligned =
+        static_cast<char*>(pointer((address(wide) + alignment - 1) / alignment * alignment));
+    if (aligned > wide) ::munmap(wide, static_cast<std::size_t>(aligned - wide));
+    ::munmap(aligned + bytes, static_cast<std::size_t>(wide + alignment - aligned));
+    at = aligned;
+  }
+  *out = address(at);
+  const std::lock_guard lock(state().mutex);
+  state().reservations[*out] = bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemAddressFree(CUdeviceptr at, std::size_t bytes) {
+  ENTER();
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto found = s.reservations.find(at);
+  if (found == s.reservations.end() || found->second != bytes) return CUDA_ERROR_INVALID_VALUE;
+  const auto piece = s.pieces.lower_bound(at);
+  if (piece != s.pieces.end() && piece->first < at + bytes) return CUDA_ERROR_INVALID_VALUE;
+  s.reservations.erase(found);
+  ::munmap(pointer(at), bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemMap(CUdeviceptr at, std::size_t bytes, std::size_t offset,
+                          CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  ENTER();
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto found = s.handles.find(handle);
+  if (found == s.handles.end() || offset != 0 || flags != 0 || bytes != found->second->bytes ||
+      at % kGranularity != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!within(s.reservations, at, bytes, plain_size)) return CUDA_ERROR_INVALID_VALUE;
+  const auto next = s.pieces.lower_bound(at);
+  if (next != s.pieces.end() && next->first < at + bytes) return CUDA_ERROR_INVALID_VALUE;
+  if (next != s.pieces.begin() && std::prev(next)->first + std::prev(next)->second.bytes > at)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (::mmap(pointer(at), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, found->second->fd, 0) == MAP_FAILED)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  s.pieces[at] = {bytes, found->second, PROT_NONE};
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemUnmap(CUdeviceptr at, std::size_t bytes) {
+  ENTER();
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto first = s.pieces.find(at);
+  std::size_t covered = 0;
+  auto last = first;
+  while (last != s.pieces.end() && last->first == at + covered && covered < bytes)
+    covered += (last++)->second.bytes;
+  if (first == s.pieces.end() || covered != bytes) return CUDA_ERROR_INVALID_VALUE;
+  ::mmap(pointer(at), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  s.pieces.erase(first, last);
+  return CUDA_SUCCESS;
+}
+
+// CPU and GPU are one here, so whoever is given more decides.
+CUresult CUDAAPI cuMemSetAccess(CUdeviceptr at, std::size_t bytes, const CUmemAccessDesc* wanted,
+                                std::size_t count) {
+  ENTER();
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  std::size_t covered = 0;
+  for (auto piece = s.pieces.find(at); covered < bytes; ++piece) {
+    if (piece == s.pieces.end() || piece->first != at + covered) return CUDA_ERROR_INVALID_VALUE;
+    for (std::size_t i = 0; i < count; ++i) {
+      const unsigned flags = wanted[i].flags;
+      if ((flags & CU_MEM_ACCESS_FLAGS_PROT_READ) != 0) piece->second.protection |= PROT_READ;
+      if (flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) piece->second.protection |= PROT_READ | PROT_WRITE;
+    }
+    if (::mprotect(pointer(piece->first), piece->second.bytes, piece->second.protection) != 0)
+      return CUDA_ERROR_OPERATING_SYSTEM;
+    covered += piece->second.bytes;
+  }
+  return covered == bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+// -- plain memory
+CUresult CUDAAPI cuMemAlloc(CUdeviceptr* out, std::size_t bytes) {
+  ENTER_CONTEXT();
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (s.vram_used + bytes > vram_total()) return CUDA_ERROR_OUT_OF_MEMORY;
+  void* const memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::memset(memory, kFresh, bytes);
+  *out = address(memory);
+  s.linear[*out] = bytes;
+  s.vram_used += bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemFree(CUdeviceptr at) {
+  ENTER_CONTEXT();
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto found = s.linear.find(at);
+  if (found == s.linear.end()) return at == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  s.vram_used -= found->second;
+  s.linear.erase(found);
+  std::free(pointer(at));
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemHostRegister(void* memory, std::size_t bytes, unsigned) {
+  ENTER_CONTEXT();
+  const std::uintptr_t at = address(memory);
+  const std::size_t page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  if (memory == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<unsigned char> resident((at % page + bytes + page - 1) / page);
+  if (::mincore(pointer(at / page * page), at % page + bytes, resident.data()) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  const auto next = s.registered.lower_bound(at);
+  const bool meets_next = next != s.registered.end() && next->first < at + bytes;
+  const bool meets_last =
+      next != s.registered.begin() && std::prev(next)->first + std::prev(next)->second > at;
+  if (meets_next || meets_last) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  s.registered[at] = bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemHostUnregister(void* memory) {
+  ENTER_CONTEXT();
+  const std::lock_guard lock(state().mutex);
+  return state().registered.erase(address(memory)) == 1 ? CUDA_SUCCESS
+                                                        : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
+
+CUresult CUDAAPI cuMemHostGetDevicePointer(CUdeviceptr* out, void* memory, unsigned) {
+  ENTER_CONTEXT();
+  const std::lock_guard lock(state().mutex);
+  if (!within(state().registered, address(memory), 1, plain_size)) return CUDA_ERROR_INVALID_VALUE;
+  *out = address(memory);
+  return CUDA_SUCCESS;
+}
+
+// -- copies: done when the call returns, whatever the stream
+#define SOFT_CUDA_COPY(name, parameters, to, from) \
+  CUresult CUDAAPI name parameters {               \
+    ENTER_CONTEXT();                               \
+    std::memmove(to, from, bytes);                 \
+    return CUDA_SUCCESS;                           \
+  }
+SOFT_CUDA_COPY(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes), pointer(to), pointer(from))
+SOFT_CUDA_COPY(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream), pointer(to),
+               pointer(from))
+SOFT_CUDA_COPY(cuMemcpyHtoD, (CUdeviceptr to, const void* from, std::size_t bytes), pointer(to), from)
+SOFT_CUDA_COPY(cuMemcpyHtoDAsync, (CUdeviceptr to, const void* from, std::size_t bytes, CUstream),
+               pointer(to), from)
+SOFT_CUDA_COPY(cuMemcpyDtoH, (void* to, CUdeviceptr from, std::size_t bytes), to, pointer(from))
+SOFT_CUDA_COPY(cuMemcpyDtoHAsync, (void* to, CUdeviceptr from, std::size_t bytes, CUstream), to,
+               pointer(from))
+SOFT_CUDA_COPY(cuMemcpyDtoD, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes), pointer(to),
+               pointer(from))
+SOFT_CUDA_COPY(cuMemcpyDtoDAsync, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream),
+               pointer(to), pointer(from))
+
+namespace {
+CUresult copy_2d(const CUDA_MEMCPY2D* copy) {
+  if (copy->WidthInBytes > copy->srcPitch || copy->WidthInBytes > copy->dstPitch)
+    return CUDA_ERROR_INVALID_VALUE;
+  const auto side = [](CUmemorytype type, const void* host, CUdeviceptr device) {
+    return static_cast<const char*>(type == CU_MEMORYTYPE_HOST ? host : pointer(device));
+  };
+  const char* from = side(copy->srcMemoryType, copy->srcHost, copy->srcDevice) + copy->srcY * copy->srcPitch +
+                     copy->srcXInBytes;
+  char* to = const_cast<char*>(side(copy->dstMemoryType, copy->dstHost, copy->dstDevice)) +
+             copy->dstY * copy->dstPitch + copy->dstXInBytes;
+  for (std::size_t row = 0; row < copy->Height; ++row) {
+    std::memmove(to + row * copy->dstPitch, from + row * copy->srcPitch, copy->WidthInBytes);
+  }
+  return CUDA_SUCCESS;
+}
+}  // namespace
+
+CUresult CUDAAPI cuMemcpy2D(const CUDA_MEMCPY2D* copy) {
+  ENTER_CONTEXT();
+  return copy_2d(copy);
+}
+
+CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream) {
+  ENTER_CONTEXT();
+  return copy_2d(copy);
+}
+
+CUresult CUDAAPI cuMemsetD8(CUdeviceptr to, unsigned char value, std::size_t count) {
+  ENTER_CONTEXT();
+  std::memset(pointer(to), value, count);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, CUstream) {
+  ENTER_CONTEXT();
+  std::memset(pointer(to), value, count);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemsetD32(CUdeviceptr to, unsigned value, std::size_t count) {
+  ENTER_CONTEXT();
+  std::fill_n(static_cast<unsigned*>(pointer(to)), count, value);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned value, std::size_t count, CUstream) {
+  ENTER_CONTEXT();
+  std::fill_n(static_cast<unsigned*>(pointer(to)), count, value);
+  return CUDA_SUCCESS;
+}
+
+// -- streams and events
+CUresult CUDAAPI cuStreamCreate(CUstream* stream, unsigned) {
+  ENTER_CONTEXT();
+  *stream = reinterpret_cast<CUstream>(new int(0));
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* stream, unsigned, int) {
+  ENTER_CONTEXT();
+  *stream = reinterpret_cast<CUstream>(new int(0));
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamDestroy(CUstream stream) {
+  ENTER_CONTEXT();
+  delete reinterpret_cast<int*>(stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamSynchronize(CUstream) {
+  ENTER_CONTEXT();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamQuery(CUstream) {
+  ENTER_CONTEXT();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamWaitEvent(CUstream, CUevent event, unsigned) {
+  ENTER_CONTEXT();
+  return event != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult CUDAAPI cuStreamWriteValue32(CUstream, CUdeviceptr to, cuuint32_t value, unsigned) {
+  ENTER_CONTEXT();
+  if (to % sizeof value != 0) return CUDA_ERROR_INVALID_VALUE;
+  __atomic_store_n(static_cast<cuuint32_t*>(pointer(to)), value, __ATOMIC_SEQ_CST);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamWriteValue64(CUstream, CUdeviceptr to, cuuint64_t value, unsigned) {
+  ENTER_CONTEXT();
+  if (to % sizeof value != 0) return CUDA_ERROR_INVALID_VALUE;
+  __atomic_store_n(static_cast<cuuint64_t*>(pointer(to)), value, __ATOMIC_SEQ_CST);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuLaunchHostFunc(CUstream, CUhostFn function, void* data) {
+  ENTER_CONTEXT();
+  function(data);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuEventCreate(CUevent* event, unsigned) {
+  ENTER_CONTEXT();
+  *event = reinterpret_cast<CUevent>(new int(0));
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuEventDestroy(CUevent event) {
+  ENTER_CONTEXT();
+  delete reinterpret_cast<int*>(event);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuEventRecord(CUevent event, CUstream) {
+  ENTER_CONTEXT();
+  return event != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult CUDAAPI cuEventQuery(CUevent) {
+  ENTER_CONTEXT();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuEventSynchronize(CUevent) {
+  ENTER_CONTEXT();
+  return CUDA_SUCCESS;
+}

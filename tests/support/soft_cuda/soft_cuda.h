@@ -1,0 +1,16 @@
+// What tests ask the soft CUDA driver besides CUDA's own functions; look these up with dlsym in the library
+// that $MOECACHED_LIBCUDA names. Thread: any.
+#pragma once
+
+extern "C" {
+// Starts a new list of the driver functions called in this process.
+void soft_cuda_trace_start(void);
+// Their names, one a line, without version suffix. Valid until the next call of either function.
+const char* soft_cuda_trace_stop(void);
+// The next call of the function (name without version suffix) returns `result` and does nothing.
+void soft_cuda_fail_next(const char* function, int result);
+// Bytes of device memory that this process has created and not freed.
+unsigned long long soft_cuda_vram_used(void);
+// Reservations, mappings, registrations and references to the context that exist: 0 when all was given back.
+unsigned long long soft_cuda_objects(void);
+}

@@ -61,12 +61,9 @@ moecached_status GpuLane::attach(const GpuMapping& mapping, Connection& connecti
   return MOECACHED_OK;
 }
 
-// The loads behind the fence of begin(). `shapes` before `n_chunks`, so that the chunks that a shape needs
-// are seen with it.
-bool GpuLane::as_it_was() const noexcept {
+bool GpuLane::memory_is_there() const noexcept {
   const moecached_shm_gpu* gpu = mapping_->words().gpu;
-  return load_acquire(&gpu->shapes) == model_.shapes_seen() &&
-         load_acquire(&gpu->load_state) == MOECACHED_COVERED &&
+  return load_acquire(&gpu->load_state) == MOECACHED_COVERED &&
          load_acquire(&gpu->n_chunks) <= mapping_->chunks_mapped();
 }
 
@@ -74,7 +71,11 @@ moecached_status GpuLane::begin() {
   for (;;) {
     const std::uint64_t epoch = ++block_->epoch;
     store_then_fence(&block_->words->begun, epoch << 16 | MOECACHED_LAYER_ALL);
-    if (as_it_was()) [[likely]] {
+    // `shapes` before `n_chunks`, so that the chunks that a shape needs are seen with it.
+    const bool new_shapes = load_acquire(&mapping_->words().gpu->shapes) != model_.shapes_seen();
+    if (memory_is_there()) [[likely]] {
+      if (new_shapes) [[unlikely]]
+        model_.refresh_shapes();
       begun_ = true;
       return MOECACHED_OK;
     }
@@ -95,9 +96,8 @@ moecached_status GpuLane::catch_up() {
       return fail(MOECACHED_E_UNAVAILABLE,
                   "the daemon went away while it was adding memory to the model: reconnect first");
     }
-    if (const auto status = model_.map_chunks()) return status;
+    return model_.map_chunks();
   }
-  model_.refresh_shapes();
   return MOECACHED_OK;
 }
 

@@ -163,8 +163,8 @@ void GpuModel::commit(Connection& last, Connection& next) {
   generation_.fetch_add(1, std::memory_order_release);
 }
 
-// The blocks go away with their connection.
-void GpuModel::forget() {
+void GpuModel::forget(Connection& next) {
+  for (LaneBlock* block : next_blocks_) next.give_back_lane(block);
   next_blocks_.clear();
   next_.reset();
 }

@@ -51,7 +51,7 @@ class GpuModel final : public MovableModel {
   [[nodiscard]] moecached_status prepare(Connection& next) override;
   [[nodiscard]] moecached_status ready() override;
   void commit(Connection& last, Connection& next) override;
-  void forget() override;
+  void forget(Connection& next) override;
 
  private:
   GpuModel(Session& session, ModelFiles files, const GpuUuid& uuid, std::unique_ptr<GpuMapping> mapping);

@@ -19,7 +19,7 @@ class MovableModel {
   // Leaves `last`, which gets its lane blocks back. REQUIRES: prepared with this `next`.
   virtual void commit(Connection& last, Connection& next) = 0;
   // Drops what prepare() has made, while its connection still exists.
-  virtual void forget() = 0;
+  virtual void forget(Connection& next) = 0;
 };
 
 }  // namespace moecached::client

@@ -151,7 +151,9 @@ moecached_status Session::ready() {
 
 void Session::drop_prepared_move() {
   if (prepared_ == nullptr) return;
-  for (const auto& model : movables_) model->forget();
+  if (prepared_->connection != nullptr) {
+    for (const auto& model : movables_) model->forget(*prepared_->connection);
+  }
   prepared_.reset();
 }
 

@@ -49,6 +49,9 @@ FakeDaemon::FakeDaemon(std::string socket_path, const TestModel& model, FakeOpti
   stream_ = make_segment(options_.n_lanes * 2 * shape.stream_half_bytes, &stream_fd_);
   write_session_segment(session_, options_);
   model_segment_ = write_model_segment(model_, options_, pool_.bytes(), &model_fd_, &table_offset_);
+  if (options_.gpu) {
+    gpu_ = std::make_unique<FakeGpu>(model_, *options_.gpu, options_.boot_epoch, options_.n_lanes);
+  }
   layers_.resize(shape.n_layers);
   for (Layer& layer : layers_) layer.slots.resize(shape.n_slots);
   thread_ = std::thread([this] { run(); });
@@ -213,6 +216,10 @@ void FakeDaemon::serve_socket() {
     welcome_client(connection_.get(), fds.empty() ? -1 : fds[0].get());
   } else if (packet.type == MOECACHED_HANDLE_MODEL_OPEN) {
     open_model(connection_.get(), fds);
+  } else if (packet.type == MOECACHED_HANDLE_GPU_OPEN) {
+    open_gpu_model(connection_.get(), packet.as<moecached_handle_gpu_open>());
+  } else if (packet.type == MOECACHED_HANDLE_GPU_FETCH && gpu_ != nullptr) {
+    fetch(connection_.get(), packet.as<moecached_handle_gpu_fetch>());
   } else {
     close_connection();
   }
@@ -251,6 +258,35 @@ void FakeDaemon::open_model(int socket, const std::vector<UniqueFd>& files) {
   send_packet(socket, &message, sizeof message, {model_fd_.get(), pool_fd_.get(), stream_fd_.get()});
 }
 
+void FakeDaemon::open_gpu_model(int socket, const moecached_handle_gpu_open& wanted) {
+  if (gpu_ == nullptr ||
+      !std::equal(std::begin(wanted.uuid), std::end(wanted.uuid), gpu_->options().uuid.begin())) {
+    send_error(socket, MOECACHED_ERROR_MODEL, "that GPU is not served");
+    return;
+  }
+  const moecached_handle_gpu_opened message = gpu_->opened();
+  send_packet(socket, &message, sizeof message, gpu_->opened_fds());
+}
+
+void FakeDaemon::fetch(int socket, const moecached_handle_gpu_fetch& wanted) {
+  const std::uint32_t at_open =
+      static_cast<std::uint32_t>(model_.shape().n_layers * model_.shape().part_bytes.size());
+  if (gpu_->options().dies_on_chunk_fetch && wanted.memory == MOECACHED_GPU_MEMORY_CHUNK &&
+      wanted.first >= at_open) {
+    return close_connection();
+  }
+  const std::vector<int> fds = gpu_->handles(wanted);
+  moecached_handle_gpu_fetched message{};
+  message.header =
+      frame(MOECACHED_HANDLE_GPU_FETCHED, sizeof message, static_cast<std::uint32_t>(fds.size()));
+  message.first = wanted.first;
+  send_packet(socket, &message, sizeof message, fds);
+}
+
+void FakeDaemon::set_tail(std::uint32_t index, std::uint64_t epoch) {
+  std::atomic_ref(lane(index).tail).store(epoch, std::memory_order_release);
+}
+
 // One pass over everything that may have changed.
 void FakeDaemon::work() {
   std::erase_if(leases_, [this](const Lease& lease) {
@@ -265,6 +301,7 @@ void FakeDaemon::work() {
 
 void FakeDaemon::drain(std::uint32_t index) {
   moecached_shm_lane& words = lane(index);
+  if (std::atomic_ref(words.model_id).load() == kGpuModelId) return;  // it has a log instead of a ring
   const std::uint64_t head = std::atomic_ref(words.head).load(std::memory_order_acquire);
   std::uint64_t tail = words.tail;
   std::vector<SeenMessage> messages;

@@ -8,13 +8,16 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "client/src/resources.h"
 #include "proto/shm/layout.h"
+#include "tests/unit/client/fake_gpu.h"
 #include "tests/unit/client/test_model.h"
 
 namespace moecached::client::test {
@@ -50,6 +53,7 @@ struct FakeOptions {
   std::function<void(moecached_handle_model_opened&)> spoil_opened = nullptr;
   std::uint32_t refuse_hello_with = 0;  // a moecached_handle_error_code
   std::uint32_t refuse_model_with = 0;
+  std::optional<FakeGpuOptions> gpu = std::nullopt;  // else there is none
 };
 
 struct SeenMessage {  // a record, or a chain of them, put together
@@ -92,6 +96,10 @@ class FakeDaemon {
   void wait_for_evictions(std::uint64_t n);
   void wait_for_open_lanes(std::uint32_t n);
 
+  [[nodiscard]] FakeGpu& gpu() { return *gpu_; }
+  // Says that the log of a lane on the GPU was drained up to this epoch.
+  void set_tail(std::uint32_t lane, std::uint64_t epoch);
+
  private:
   struct Slot {
     std::int32_t expert = -1;
@@ -113,6 +121,8 @@ class FakeDaemon {
   void serve_socket();
   void welcome_client(int socket, int pidfd);
   void open_model(int socket, const std::vector<UniqueFd>& files);
+  void open_gpu_model(int socket, const moecached_handle_gpu_open& wanted);
+  void fetch(int socket, const moecached_handle_gpu_fetch& wanted);
   void close_connection();
   void work();
   void drain(std::uint32_t index);
@@ -133,6 +143,7 @@ class FakeDaemon {
   UniqueFd session_fd_, model_fd_, pool_fd_, stream_fd_;
   Mapping session_, model_segment_, pool_, stream_;
   std::uint64_t table_offset_ = 0;
+  std::unique_ptr<FakeGpu> gpu_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

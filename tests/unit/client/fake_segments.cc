@@ -59,8 +59,8 @@ Packet receive_packet(int socket, std::vector<UniqueFd>* fds) {
   return packet;
 }
 
-void send_packet(int socket, const void* message, std::size_t bytes, std::initializer_list<int> fds) {
-  alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
+void send_packet(int socket, const void* message, std::size_t bytes, const std::vector<int>& fds) {
+  alignas(cmsghdr) char control[CMSG_SPACE(MOECACHED_FETCH_MAX * sizeof(int))] = {};
   iovec part{const_cast<void*>(message), bytes};
   msghdr header{};
   header.msg_iov = &part;
@@ -72,7 +72,7 @@ void send_packet(int socket, const void* message, std::size_t bytes, std::initia
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
-    std::memcpy(CMSG_DATA(rights), fds.begin(), fds.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(rights), fds.data(), fds.size() * sizeof(int));
   }
   require(::sendmsg(socket, &header, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes), "sendmsg");
 }

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -34,7 +33,7 @@ struct Packet {
   }
 };
 Packet receive_packet(int socket, std::vector<UniqueFd>* fds);
-void send_packet(int socket, const void* message, std::size_t bytes, std::initializer_list<int> fds);
+void send_packet(int socket, const void* message, std::size_t bytes, const std::vector<int>& fds);
 void send_error(int socket, std::uint32_t code, const char* text);
 moecached_handle_header frame(moecached_handle_type type, std::size_t bytes, std::uint32_t n_fds);
 bool pidfd_names_this_process(int pidfd);

@@ -57,6 +57,7 @@ constexpr const char* kHelp =
     "  --override REGEX=TYPE put tensors that match into this buffer type\n"
     "  --ignore-eog          go on behind the end of a text\n"
     "  --logits-out FILE     raw float32 logits, one row for every evaluated token\n"
+    "  --routing-out FILE    raw int32 ids of the chosen experts: for every evaluated token, layer by layer\n"
     "  --json FILE           figures of the run\n"
     "  --wait                after loading, print `ready` and wait for a line on stdin\n";
 
@@ -79,6 +80,7 @@ struct Options {
   std::string override_pattern;
   std::string override_type;
   std::string logits_out;
+  std::string routing_out;
   std::string json;
 };
 
@@ -140,6 +142,8 @@ Options parse(int argc, char** argv) {
         options.plugin = value;
       else if (name == "--logits-out")
         options.logits_out = value;
+      else if (name == "--routing-out")
+        options.routing_out = value;
       else if (name == "--json")
         options.json = value;
       else if (name == "--override") {
@@ -283,9 +287,67 @@ llama_load_mode load_mode(const std::string& name) {
   return found->second;
 }
 
+// The experts that every layer chose for the tokens of one batch, seen through llama.cpp's evaluation
+// callback.
+class RoutingLog {
+ public:
+  explicit RoutingLog(const std::string& path) : path_(path) {
+    if (path_.empty()) return;
+    file_ = std::fopen(path_.c_str(), "wb");
+    if (file_ == nullptr) die(kUsage, "cannot write " + path_);
+  }
+  ~RoutingLog() {
+    if (file_ != nullptr) std::fclose(file_);
+  }
+  RoutingLog(const RoutingLog&) = delete;
+  RoutingLog& operator=(const RoutingLog&) = delete;
+
+  bool active() const { return file_ != nullptr; }
+
+  static bool observe(ggml_tensor* tensor, bool ask, void* self) {
+    constexpr std::string_view kName = "ffn_moe_topk-";
+    const std::string_view name = tensor->name;
+    if (!name.starts_with(kName)) return !ask;
+    if (!ask) static_cast<RoutingLog*>(self)->take(std::atoi(tensor->name + kName.size()), tensor);
+    return true;
+  }
+
+  // Writes what was seen of the last batch, or the last part of it.
+  void end_batch() {
+    for (int32_t token = 0; token < n_tokens_; ++token) {
+      for (const auto& [layer, ids] : layers_) {
+        const std::size_t k = ids.size() / static_cast<std::size_t>(n_tokens_);
+        const int32_t* row = ids.data() + static_cast<std::size_t>(token) * k;
+        if (std::fwrite(row, sizeof *row, k, file_) != k) die(kUsage, "cannot write " + path_);
+      }
+    }
+    layers_.clear();
+    n_tokens_ = 0;
+  }
+
+ private:
+  void take(int layer, const ggml_tensor* tensor) {
+    if (layers_.contains(layer)) end_batch();  // the batch went through in parts
+    // The ids are a view: the first k of all experts, sorted.
+    const auto k = static_cast<std::size_t>(tensor->ne[0]);
+    n_tokens_ = static_cast<int32_t>(tensor->ne[1]);
+    std::vector<int32_t>& ids = layers_[layer];
+    ids.resize(k * static_cast<std::size_t>(n_tokens_));
+    for (std::size_t token = 0; token < static_cast<std::size_t>(n_tokens_); ++token) {
+      LLAMA(ggml_backend_tensor_get)
+      (tensor, ids.data() + token * k, token * tensor->nb[1], k * sizeof(int32_t));
+    }
+  }
+
+  std::string path_;
+  std::FILE* file_ = nullptr;
+  std::map<int, std::vector<int32_t>> layers_;
+  int32_t n_tokens_ = 0;
+};
+
 class Host {
  public:
-  explicit Host(const Options& options) : options_(options) { load(); }
+  explicit Host(const Options& options) : options_(options), routing_(options.routing_out) { load(); }
   ~Host() {
     LLAMA(llama_sampler_free)(sampler_);
     LLAMA(llama_free)(context_);
@@ -304,6 +366,7 @@ class Host {
   void evaluate(std::vector<llama_token>& tokens, int first_position);
 
   const Options& options_;
+  RoutingLog routing_;
   llama_model* model_ = nullptr;
   const llama_vocab* vocabulary_ = nullptr;
   llama_context* context_ = nullptr;
@@ -335,6 +398,10 @@ void Host::load() {
   params.n_threads = params.n_threads_batch =
       options_.threads > 0 ? options_.threads
                            : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  if (routing_.active()) {
+    params.cb_eval = RoutingLog::observe;
+    params.cb_eval_user_data = &routing_;
+  }
   context_ = LLAMA(llama_init_from_model)(model_, params);
   if (context_ == nullptr) die(kNoModel, "cannot make a context for " + options_.model);
   load_s_ = seconds_since(start);
@@ -371,7 +438,8 @@ std::string Host::piece(llama_token token) const {
   return n > 0 ? std::string(text, static_cast<std::size_t>(n)) : std::string();
 }
 
-// Evaluates tokens as one batch. With --logits-out every position gives its logits, else the last one.
+// Evaluates tokens as one batch. With --logits-out every position gives its logits, else the last one; with
+// --routing-out too, since the last layer leaves out tokens whose logits nobody wants.
 void Host::evaluate(std::vector<llama_token>& tokens, int first_position) {
   const auto n = static_cast<int32_t>(tokens.size());
   llama_batch batch = LLAMA(llama_batch_init)(n, 0, 1);
@@ -381,11 +449,12 @@ void Host::evaluate(std::vector<llama_token>& tokens, int first_position) {
     batch.pos[i] = first_position + i;
     batch.n_seq_id[i] = 1;
     batch.seq_id[i][0] = 0;
-    batch.logits[i] = logits_ != nullptr || i + 1 == n;
+    batch.logits[i] = logits_ != nullptr || routing_.active() || i + 1 == n;
   }
   const int status = LLAMA(llama_decode)(context_, batch);
   LLAMA(llama_batch_free)(batch);
   if (status != 0) die(kDecodeFailed, "llama_decode returned " + std::to_string(status));
+  if (routing_.active()) routing_.end_batch();
   if (logits_ == nullptr) return;
   const auto n_vocabulary = static_cast<std::size_t>(LLAMA(llama_vocab_n_tokens)(vocabulary_));
   for (int32_t i = 0; i < n; ++i) {

@@ -107,10 +107,11 @@ bool hooked_supports_op(ggml_backend_dev_t device, const ggml_tensor* op) {
   for (int i = 0; i < GGML_MAX_SRC; ++i) {
     const ggml_tensor* source = op->src[i];
     if (source == nullptr || !is_in_weight_buffer(source)) continue;
+    const ServedTensor* served = source->data == nullptr ? nullptr : served_tensor(source);
+    if (served != nullptr && served->gpu != nullptr) return false;
     const bool is_expert_op =
         (op->op == GGML_OP_MUL_MAT_ID && i == 0) || (op->op == GGML_OP_ADD_ID && i == 1);
-    const bool left_out =
-        source->data != nullptr && source->view_src == nullptr && served_tensor(source) == nullptr;
+    const bool left_out = source->data != nullptr && source->view_src == nullptr && served == nullptr;
     if (!is_expert_op && !left_out) return false;
   }
   return state().stock.supports_op(device, op);

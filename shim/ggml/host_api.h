@@ -19,6 +19,7 @@
   X(ggml_version) X(ggml_commit) X(ggml_init) X(ggml_free) X(ggml_nbytes) X(ggml_op_name) X(ggml_tensor_overhead) \
   X(ggml_new_graph_custom) X(ggml_custom_4d)                                        \
   X(ggml_backend_dev_by_type) X(ggml_backend_buffer_init) X(ggml_backend_buffer_free)                             \
+  X(ggml_backend_reg_by_name) X(ggml_backend_buft_alloc_buffer)                                                   \
   X(gguf_init_from_file) X(gguf_free) X(gguf_get_data_offset) X(gguf_get_n_tensors)                               \
   X(gguf_get_tensor_name) X(gguf_get_tensor_offset) X(gguf_get_tensor_size)
 // clang-format on

@@ -14,6 +14,7 @@
 
 #include "ggml.h"
 #include "moecached/moecached.h"
+#include "shim/ggml/model_file.h"
 #include "shim/ggml/tensor_source.h"
 
 namespace moecached::shim {
@@ -55,8 +56,7 @@ class Model : public std::enable_shared_from_this<Model> {
   void place(WindowTensor& tensor) const;
 
   moecached_model* const model_;
-  const std::vector<std::string> paths_;
-  std::vector<int> files_;
+  const ModelFile file_;
   std::vector<moecached_layer_info> layers_;
   uint64_t generation_ = 0;
   std::mutex mutex_;  // loading

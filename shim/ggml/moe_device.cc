@@ -1,5 +1,6 @@
 #include "shim/ggml/moe_device.h"
 
+#include <atomic>
 #include <cstddef>
 
 #include "shim/ggml/log.h"
@@ -45,6 +46,19 @@ ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t) { return weigh
 // there the weight sits in an empty buffer and the ids are a fresh tensor, while in a graph they are the
 // result of a top-k.
 bool device_supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
+  // The scheduler asks its backends in order who holds a weight. Past the GPUs, this context has none of
+  // CUDA, and the host is going to abort.
+  if (op->op == GGML_OP_NONE && is_in_weight_buffer(op) && op->data != nullptr) {
+    const ServedTensor* served = served_tensor(op);
+    static std::atomic<bool> said{false};
+    if (served != nullptr && served->gpu != nullptr && !said.exchange(true)) {
+      say("%s is served on a GPU, and this context computes on no CUDA device of its own: `-sm tensor` and "
+          "`--device none` "
+          "do not go together with MOECACHE (MOECACHED_DEVICE=cpu serves experts on the CPU)",
+          op->name);
+    }
+    return false;
+  }
   const int weight = op->op == GGML_OP_MUL_MAT_ID ? 0 : op->op == GGML_OP_ADD_ID ? 1 : -1;
   if (weight < 0 || !is_in_weight_buffer(op->src[weight]) || op->src[2] == nullptr) return false;
   return op->src[weight]->buffer->size == 0 && op->src[2]->op == GGML_OP_NONE;

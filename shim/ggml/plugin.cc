@@ -6,6 +6,7 @@
 
 #include "shim/ggml/abi_guard.h"
 #include "shim/ggml/cpu_hook.h"
+#include "shim/ggml/cuda_hook.h"
 #include "shim/ggml/host_api.h"
 #include "shim/ggml/load_hook.h"
 #include "shim/ggml/log.h"
@@ -36,6 +37,18 @@ bool build_is_known() {
   return false;
 }
 
+// Where experts are to be computed, by MOECACHED_DEVICE or by what there is. Returns "" or a sentence.
+std::string choose_device(bool& cuda) {
+  const char* variable = std::getenv("MOECACHED_DEVICE");
+  const std::string wanted = variable == nullptr ? "" : variable;
+  if (!wanted.empty() && wanted != "cpu" && wanted != "cuda") {
+    return "MOECACHED_DEVICE=" + wanted + " is neither cpu nor cuda";
+  }
+  cuda = wanted != "cpu" && has_cuda_device();
+  if (wanted == "cuda" && !cuda) return "MOECACHED_DEVICE=cuda, but this program has no CUDA device";
+  return "";
+}
+
 ggml_backend_reg_t init(const void* caller) {
   static ggml_backend_reg_t registry = nullptr;
   if (registry != nullptr) return registry;
@@ -54,11 +67,23 @@ ggml_backend_reg_t init(const void* caller) {
     say("not loaded: no CPU backend is loaded yet; load it first (ggml_backend_load_all does)");
     return nullptr;
   }
+  bool cuda = false;
+  if (const std::string reason = choose_device(cuda); !reason.empty()) {
+    say("not loaded: %s", reason.c_str());
+    return nullptr;
+  }
   if (const std::string reason = Session::instance().open(); !reason.empty()) {
     say("not loaded: %s", reason.c_str());
     return nullptr;
   }
+  if (cuda) {
+    if (const std::string reason = hook_cuda_devices(); !reason.empty()) {
+      say("not loaded: %s", reason.c_str());
+      return nullptr;
+    }
+  }
   install_load_hook();
+  // Beside GPUs too: it computes the tensors that the daemon does not serve there.
   hook_cpu_device(cpu);
   registry = moe_registry();
   debug("loaded into ggml %s (commit %s)", host().ggml_version(), host().ggml_commit());

@@ -3,12 +3,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
+#include "shim/ggml/gpu_model.h"
 #include "shim/ggml/log.h"
 #include "shim/ggml/model.h"
 
@@ -32,6 +34,21 @@ void add(moecached_counters& sum, const moecached_counters& more) {
   sum.fallback_bytes += more.fallback_bytes;
   sum.dropped_records += more.dropped_records;
   sum.reconnects += more.reconnects;
+}
+
+// opened: std::vector<Session::Open<T>>; open: returns std::shared_ptr<T>, or null and a sentence in `error`.
+template <typename List, typename Function>
+auto find_or_open(List& opened, const std::string& path, std::string& error, Function open) {
+  std::vector<std::string> paths = shard_paths(path);
+  const std::string key = file_identity(paths.front());
+  std::erase_if(opened, [](const auto& entry) { return entry.model.expired(); });
+  for (const auto& entry : opened) {
+    if (entry.key != key) continue;
+    if (auto model = entry.model.lock()) return model;
+  }
+  auto model = open(std::move(paths), error);
+  if (model != nullptr) opened.push_back({key, model});
+  return model;
 }
 
 // Programs that leave without freeing their contexts still leave their figures.
@@ -64,29 +81,38 @@ void Session::before_graph() {
   if (!whole.owns_lock()) return;  // another graph is running; it or the next one will try
   if (moecached_session_reconnect(session_) != MOECACHED_OK) return;
   const std::lock_guard lock(models_mutex_);
-  for (const OpenModel& open : models_) {
+  for (const Open<Model>& open : models_) {
     if (const std::shared_ptr<Model> model = open.model.lock()) model->refresh();
   }
 }
 
 std::shared_ptr<Model> Session::model(const std::string& path) {
-  std::vector<std::string> paths = shard_paths(path);
-  const std::string key = file_identity(paths.front());
   const std::lock_guard lock(models_mutex_);
-  std::erase_if(models_, [](const OpenModel& open) { return open.model.expired(); });
-  for (const OpenModel& open : models_) {
-    if (open.key == key) {
-      if (std::shared_ptr<Model> model = open.model.lock()) return model;
-    }
-  }
   std::string error;
-  std::shared_ptr<Model> model = Model::open(session_, std::move(paths), error);
+  const auto open = [this](std::vector<std::string> paths, std::string& reason) {
+    return Model::open(session_, std::move(paths), reason);
+  };
+  std::shared_ptr<Model> model = find_or_open(models_, path, error, open);
   if (model == nullptr) {
     say("%s is not served: %s; its experts are kept in this process", path.c_str(), error.c_str());
-    return nullptr;
   }
-  models_.push_back({key, model});
   return model;
+}
+
+std::shared_ptr<GpuExperts> Session::gpu_experts(const std::string& path) {
+  const std::lock_guard lock(models_mutex_);
+  if (std::find(refused_on_gpu_.begin(), refused_on_gpu_.end(), path) != refused_on_gpu_.end())
+    return nullptr;
+  std::string error;
+  const auto open = [this](std::vector<std::string> paths, std::string& reason) {
+    return GpuExperts::open(session_, std::move(paths), gpu_, reason);
+  };
+  std::shared_ptr<GpuExperts> experts = find_or_open(gpu_experts_, path, error, open);
+  if (experts == nullptr) {
+    say("%s is not served on the GPU: %s; its experts are computed on the CPU", path.c_str(), error.c_str());
+    refused_on_gpu_.push_back(path);
+  }
+  return experts;
 }
 
 void Session::absorb(const moecached_counters& counters) {
@@ -106,7 +132,7 @@ void Session::write_stats() {
     const std::lock_guard closed_lock(closed_mutex_);
     sum = closed_;
   }
-  for (const OpenModel& open : models_) {
+  for (const Open<Model>& open : models_) {
     if (const std::shared_ptr<Model> model = open.model.lock()) add(sum, model->counters());
   }
   std::FILE* file = std::fopen(path, "ae");
@@ -118,7 +144,7 @@ void Session::write_stats() {
       file,
       "{\"pid\":%d,\"graphs\":%llu,\"lookups\":%llu,\"hits\":%llu,\"leases\":%llu,\"streamed_experts\":%llu,"
       "\"fallback_reads\":%llu,\"fallback_bytes\":%llu,\"dropped_records\":%llu,\"reconnects\":%llu,"
-      "\"cut_layers\":%llu,\"waves\":%llu}\n",
+      "\"cut_layers\":%llu,\"waves\":%llu,\"gpu_computes\":%llu,\"gpu_plans\":%llu}\n",
       static_cast<int>(getpid()), static_cast<unsigned long long>(graphs),
       static_cast<unsigned long long>(sum.lookups), static_cast<unsigned long long>(sum.hits),
       static_cast<unsigned long long>(sum.leases), static_cast<unsigned long long>(sum.streamed_experts),
@@ -126,7 +152,9 @@ void Session::write_stats() {
       static_cast<unsigned long long>(sum.fallback_bytes),
       static_cast<unsigned long long>(sum.dropped_records), static_cast<unsigned long long>(sum.reconnects),
       static_cast<unsigned long long>(counters_.cut_layers.load()),
-      static_cast<unsigned long long>(counters_.waves.load()));
+      static_cast<unsigned long long>(counters_.waves.load()),
+      static_cast<unsigned long long>(counters_.gpu_computes.load()),
+      static_cast<unsigned long long>(counters_.gpu_plans.load()));
   std::fclose(file);
 }
 

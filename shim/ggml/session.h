@@ -14,10 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "ggml-backend.h"
 #include "moecached/moecached.h"
 
 namespace moecached::shim {
 
+class GpuExperts;
 class Model;
 
 // What the plugin itself counts; the client counts the rest per model.
@@ -25,6 +27,9 @@ struct GraphCounters {
   std::atomic<uint64_t> graphs{0};      // graphs with experts of ours
   std::atomic<uint64_t> cut_layers{0};  // layers that needed more experts than they have slots
   std::atomic<uint64_t> waves{0};       // stream reads for those
+  // On GPUs, where `graphs` counts the rewritten ones.
+  std::atomic<uint64_t> gpu_computes{0};  // all graphs that a hooked backend was given
+  std::atomic<uint64_t> gpu_plans{0};  // graphs that were looked through: new, changed, or without a number
 };
 
 class Session {
@@ -42,6 +47,13 @@ class Session {
   // The model in this file, opened at the first call; nullptr when the daemon will not serve it (the reason
   // has been said).
   std::shared_ptr<Model> model(const std::string& path);
+  // The GPU that models are opened on when they are loaded. Before anything is loaded; without it, or with
+  // nullptr, experts are served on the CPU.
+  void use_gpu(ggml_backend_dev_t device) { gpu_ = device; }
+  bool on_gpu() const { return gpu_ != nullptr; }
+  // The same as model() for GPUs. A file that was refused once is not tried again: the daemon would lay it
+  // out for each tensor anew.
+  std::shared_ptr<GpuExperts> gpu_experts(const std::string& path);
   // Called by a model that is being closed.
   void absorb(const moecached_counters& counters);
 
@@ -55,11 +67,15 @@ class Session {
   std::shared_mutex graphs_;
   std::mutex models_mutex_;
   moecached_session* session_ = nullptr;
-  struct OpenModel {
+  template <typename T>
+  struct Open {
     std::string key;  // identity of the file
-    std::weak_ptr<Model> model;
+    std::weak_ptr<T> model;
   };
-  std::vector<OpenModel> models_;
+  std::vector<Open<Model>> models_;
+  std::vector<Open<GpuExperts>> gpu_experts_;
+  std::vector<std::string> refused_on_gpu_;  // paths
+  ggml_backend_dev_t gpu_ = nullptr;
   // A lock of its own: a model may close while models_mutex_ is held.
   std::mutex closed_mutex_;
   moecached_counters closed_ = {};  // sums over models closed by now

@@ -12,6 +12,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "shim/ggml/host_api.h"
 #include "shim/ggml/load_hook.h"
@@ -64,15 +65,22 @@ std::string WeightBuffer::serve(const ggml_tensor& tensor, const void* data, std
   if (!mapped) source = source_in_open_files(tensor.name, data, bytes);
   if (!source) return "its bytes were not found in any model file that this process has open";
   if (refused_files_.contains(source->path)) return "its file is not served";
-  const std::shared_ptr<Model> model = Session::instance().model(source->path);
-  if (model == nullptr) {
+  ServedTensor added;
+  std::string reason;
+  Session& session = Session::instance();
+  if (session.on_gpu()) added.gpu = session.gpu_experts(source->path);
+  if (added.gpu == nullptr) added.model = session.model(source->path);
+  if (added.gpu != nullptr) {
+    const int index = added.gpu->add_tensor(tensor, *source, reason);
+    if (index >= 0) added.gpu_index = static_cast<std::size_t>(index);
+  } else if (added.model != nullptr) {
+    added.window = added.model->add_tensor(tensor, *source, reason);
+  } else {
     refused_files_.insert(source->path);
     return "its file is not served";
   }
-  std::string reason;
-  const WindowTensor* window = model->add_tensor(tensor, *source, reason);
-  if (window == nullptr) return reason;
-  served_[tensor.data] = {model, window};
+  if (!reason.empty()) return reason;
+  served_[tensor.data] = std::move(added);
   if (mapped)
     release_mapped(data,
                    bytes);  // pages that were read ahead with their neighbours, or without the load hook
@@ -92,7 +100,7 @@ void WeightBuffer::make_real(const ggml_tensor& tensor) {
   }
   const auto served = served_.find(tensor.data);
   if (served == served_.end()) return;
-  if (!served->second.model->read(*served->second.window, 0, tensor.data, bytes)) {
+  if (!served->second.read(0, tensor.data, bytes)) {
     say("%s cannot be read from its file: %s", tensor.name, std::strerror(errno));
     std::abort();
   }
@@ -119,7 +127,7 @@ void WeightBuffer::get(const ggml_tensor& tensor, void* data, std::size_t offset
     return;
   }
   const ServedTensor* tensor_served = served(tensor.data);
-  if (tensor_served == nullptr || !tensor_served->model->read(*tensor_served->window, offset, data, bytes)) {
+  if (tensor_served == nullptr || !tensor_served->read(offset, data, bytes)) {
     say("%s cannot be read: zeros are returned", tensor.name);
     std::memset(data, 0, bytes);
   }
@@ -184,6 +192,10 @@ ggml_backend_buffer_type g_type = {
     {type_name, type_alloc, type_alignment, nullptr, nullptr, type_is_host}, nullptr, nullptr};
 
 }  // namespace
+
+bool ServedTensor::read(uint64_t offset, void* out, std::size_t bytes) const {
+  return gpu != nullptr ? gpu->read(gpu_index, offset, out, bytes) : model->read(*window, offset, out, bytes);
+}
 
 ggml_backend_buffer_type_t weight_buffer_type() { return &g_type; }
 

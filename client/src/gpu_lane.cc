@@ -141,8 +141,8 @@ moecached_status GpuLane::check(const moecached_gpu_submit& submit) const {
                 submit.n_tokens, static_cast<unsigned long long>(submit.layer_pitch_bytes));
   }
   for (std::uint32_t i = 0; i < submit.n_layers; ++i) {
-    if (submit.layers[i] >= model.n_layers) {
-      return fail(MOECACHED_E_ARGUMENT, "row %u is of layer %u, the model has %u", i, submit.layers[i],
+    if ((submit.layers[i] & ~MOECACHED_LOG_BY_EXPERT) >= static_cast<int>(model.n_layers)) {
+      return fail(MOECACHED_E_ARGUMENT, "row %u is of layer %u, the model has %u", i, submit.layers[i] & ~MOECACHED_LOG_BY_EXPERT,
                   model.n_layers);
     }
   }

@@ -271,6 +271,10 @@ moecached_status GpuMapping::map_chunks(Connection& connection) {
   return MOECACHED_OK;
 }
 
+CUdeviceptr GpuMapping::identity_table() const {
+  return table_.address + layout_.gpu.identity_first * sizeof(std::int32_t);
+}
+
 CUdeviceptr GpuMapping::table(std::uint32_t layer) const {
   return table_.address + std::uint64_t{layout_.model.layers[layer].layer.table_first} * sizeof(std::int32_t);
 }

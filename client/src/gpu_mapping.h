@@ -44,6 +44,7 @@ class GpuMapping {
   [[nodiscard]] std::uint32_t model_id() const noexcept { return layout_.model.model.model_id; }
   [[nodiscard]] CUdeviceptr window(std::uint32_t part_index) const { return windows_[part_index].address; }
   [[nodiscard]] CUdeviceptr table(std::uint32_t layer) const;
+  [[nodiscard]] CUdeviceptr identity_table() const;
   // This lane's part of the log segment.
   [[nodiscard]] std::byte* log(std::uint32_t lane) const noexcept {
     return log_.data() + lane * layout_.gpu.log_bytes_per_lane;

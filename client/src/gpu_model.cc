@@ -38,9 +38,9 @@ GpuModel::~GpuModel() = default;
 void GpuModel::read_shapes() {
   const GpuSegmentWords& words = mapping_->words();
   shapes_seen_.store(load_acquire(&words.gpu->shapes), std::memory_order_relaxed);
-  all_resident_.resize(n_layers());
+  shapes_.resize(n_layers());
   for (std::uint32_t l = 0; l < n_layers(); ++l) {
-    all_resident_[l] = load_acquire(&words.layers[l].all_resident) != 0 ? 1 : 0;
+    shapes_[l] = load_acquire(&words.layers[l].shape);
   }
 }
 
@@ -66,9 +66,12 @@ moecached_status GpuModel::layer_info(std::uint32_t layer, moecached_gpu_layer_i
   out->block = facts.block;
   out->n_experts = facts.n_experts;
   out->n_parts = facts.n_parts;
-  out->all_resident = all_resident_[layer];
-  out->n_slots = all_resident_[layer] != 0 ? facts.n_experts : facts.host_first + facts.n_experts;
-  out->table = mapping_->table(layer);
+  const std::uint32_t shape = shapes_[layer];
+  const bool whole = shape != MOECACHED_SHAPE_ALL_RESIDENT && shape != MOECACHED_SHAPE_HOST_ONLY;
+  out->all_resident = shape == MOECACHED_SHAPE_ALL_RESIDENT ? 1 : 0;
+  out->by_expert = shape == MOECACHED_SHAPE_HOST_ONLY ? 1 : 0;
+  out->n_slots = whole ? facts.host_first + facts.n_experts : facts.n_experts;
+  out->table = shape == MOECACHED_SHAPE_HOST_ONLY ? mapping_->identity_table() : mapping_->table(layer);
   return MOECACHED_OK;
 }
 
@@ -88,6 +91,8 @@ moecached_status GpuModel::part_info(std::uint32_t layer, std::uint32_t part, mo
   out->file = facts.file;
   out->file_offset = facts.file_offset;
   *window = mapping_->window(mapping_->layout().part_index(layer, part));
+  if (shapes_[layer] == MOECACHED_SHAPE_HOST_ONLY)
+    *window += std::uint64_t{mapping_->layout().model.layers[layer].layer.host_first} * facts.expert_bytes;
   return MOECACHED_OK;
 }
 

@@ -61,7 +61,7 @@ class GpuModel final : public MovableModel {
   const ModelFiles files_;
   const GpuUuid uuid_;
   std::unique_ptr<GpuMapping> mapping_;
-  std::vector<std::uint32_t> all_resident_;  // of each layer, as told to the caller
+  std::vector<std::uint32_t> shapes_;  // of each layer, as told to the caller
   std::atomic<std::uint32_t> shapes_seen_{0};
   std::atomic<std::uint64_t> generation_{1};
   std::vector<std::unique_ptr<GpuLane>> lanes_;

@@ -82,6 +82,10 @@ const char* bad_layer(const moecached_shm_layer& layer, const moecached_shm_mode
   if (layer.n_parts < 1 || layer.n_parts > MOECACHED_MAX_PARTS) return "number of parts";
   if (layer.n_slots > layer.n_experts) return "number of slots";
   if (!fits(layer.first_part, layer.n_parts, 1, model.n_parts)) return "parts of a layer";
+  if (gpu.identity_first > gpu.table_bytes ||
+      !fits(0, gpu.identity_first + layer.n_experts, sizeof(std::int32_t), gpu.table_bytes)) {
+    return "identity table";
+  }
   if (!fits(0, std::uint64_t{layer.table_first} + layer.n_experts, sizeof(std::int32_t), gpu.table_bytes)) {
     return "slot table";
   }

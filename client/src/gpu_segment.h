@@ -1,6 +1,6 @@
 // The segment of a model on a GPU (MOECACHED_SEGMENT_GPU_MODEL) as a checked copy, like segments.h does for
 // models in RAM: after it, geometry is never read from shared memory again. The few words that the daemon
-// goes on writing (load_state, n_chunks, shapes, all_resident, and chunks beyond n_chunks) stay where they
+// goes on writing (load_state, n_chunks, shapes, shape, and chunks beyond n_chunks) stay where they
 // are and are read through GpuSegmentWords; a chunk is checked when it is taken. No CUDA here. Thread: any.
 // Memory: a GpuLayout owns its copies; the mapping stays with the caller.
 #pragma once

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "daemon/base/check.h"
@@ -90,7 +91,13 @@ Status GpuModel::write_segment() {
   const std::size_t n_parts = host_.size();
   const std::size_t n_chunks_max = n_parts * kGrowthsMax;
   std::size_t n_entries = 0;
-  for (const LayerLayout& layer : p_.layout.layers) n_entries += layer.n_experts;
+  std::uint32_t n_experts_max = 0;
+  for (const LayerLayout& layer : p_.layout.layers) {
+    n_entries += layer.n_experts;
+    n_experts_max = std::max(n_experts_max, layer.n_experts);
+  }
+  std::vector<std::int32_t> identity(n_experts_max);
+  std::iota(identity.begin(), identity.end(), 0);
 
   std::uint64_t at = sizeof(moecached_shm_header) + sizeof(moecached_shm_model);
   auto place = [&at](std::uint64_t bytes) { return std::exchange(at, round_up(at + bytes, 64)); };
@@ -124,7 +131,7 @@ Status GpuModel::write_segment() {
                                     .window_offset = 0,
                                     .window_bytes = 0,
                                     .slot_stride = 0,
-                                    .all_resident = 0,
+                                    .shape = MOECACHED_SHAPE_HOST_ONLY,
                                     .reserved0 = 0};
     for (std::size_t p = 0; p < from.parts.size(); ++p) {
       const PartLayout& source = from.parts[p];
@@ -158,7 +165,8 @@ Status GpuModel::write_segment() {
   moecached_shm_gpu& gpu = gpu_words();
   std::ranges::copy(gpu_.id().uuid, gpu.uuid);
   gpu.granularity = gpu_.granularity();
-  gpu.table_bytes = round_up(n_entries * sizeof(std::int32_t), gpu_.granularity());
+  gpu.identity_first = n_entries;
+  gpu.table_bytes = round_up((n_entries + identity.size()) * sizeof(std::int32_t), gpu_.granularity());
   gpu.windows_offset = windows_offset;
   gpu.chunks_offset = chunks_offset;
   gpu.n_chunks_max = static_cast<std::uint32_t>(n_chunks_max);
@@ -178,6 +186,11 @@ Status GpuModel::write_segment() {
   table_memory_ = *std::move(table);
   if (Status written = gpu_.write(table_memory_->address(), std::as_bytes(std::span(table_, n_entries))); !written)
     return written;
+  if (Status written = gpu_.write(table_memory_->address() + n_entries * sizeof(std::int32_t),
+                                  std::as_bytes(std::span(identity)));
+      !written) {
+    return written;
+  }
   *reinterpret_cast<moecached_shm_header*>(base) = moecached_shm_header{.magic = MOECACHED_SHM_MAGIC,
                                                                         .version = MOECACHED_SHM_VERSION,
                                                                         .kind = MOECACHED_SEGMENT_GPU_MODEL,
@@ -238,8 +251,8 @@ void GpuModel::publish_growth(std::span<const std::uint32_t> n_slots) {
   std::atomic_ref(gpu_words().n_chunks).store(n_chunks(), std::memory_order_seq_cst);
 }
 
-void GpuModel::set_all_resident(LayerIndex layer) {
-  std::atomic_ref(layer_words(layer).all_resident).store(1, std::memory_order_release);
+void GpuModel::set_shape(LayerIndex layer, moecached_gpu_shape shape) {
+  std::atomic_ref(layer_words(layer).shape).store(static_cast<std::uint32_t>(shape), std::memory_order_release);
   std::atomic_ref shapes(gpu_words().shapes);
   shapes.store(shapes.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }

@@ -70,13 +70,13 @@ class GpuModel {
   Status grow(std::span<const std::uint32_t> n_slots);
   // Tells clients to map what grow added; lanes that begin later have it.
   void publish_growth(std::span<const std::uint32_t> n_slots);
-  void set_all_resident(LayerIndex layer);
+  void set_shape(LayerIndex layer, moecached_gpu_shape shape);
 
   // -- the table. The flips' device writes are the caller's (GpuQueue); these keep the replica and the books.
   [[nodiscard]] GpuQueue::Flip to_device(LayerIndex layer, ExpertIndex expert, SlotIndex slot);
   [[nodiscard]] GpuQueue::Flip to_host(LayerIndex layer, ExpertIndex expert);
   [[nodiscard]] GpuQueue::Job copy_job(LayerIndex layer, ExpertIndex expert, SlotIndex slot) const;
-  // The expert that a lane used when it reports this slot; UINT32_MAX: no such slot.
+  // The expert that a lane used when it reports this slot of the table; UINT32_MAX: no such slot.
   [[nodiscard]] std::uint32_t expert_in(LayerIndex layer, std::int32_t slot) const;
 
   // -- handles for clients, any thread

@@ -342,6 +342,8 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
   for (std::uint32_t row = 0; row < header.n_layers; ++row) {
     std::uint16_t layer_index = 0;
     std::memcpy(&layer_index, at + sizeof header + row * sizeof layer_index, sizeof layer_index);
+    const bool by_expert = (layer_index & MOECACHED_LOG_BY_EXPERT) != 0;
+    layer_index = static_cast<std::uint16_t>(layer_index & ~MOECACHED_LOG_BY_EXPERT);
     if (layer_index >= n_layers) {
       ++lane.refused;
       return;
@@ -354,14 +356,14 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
       std::uint64_t hits = 0;
       for (std::uint32_t i = 0; i < k; ++i) {
         const std::int32_t slot = slots[std::size_t{token} * k + i];
-        const std::uint32_t expert = model.expert_in(layer, slot);
+        const std::uint32_t expert = by_expert ? static_cast<std::uint32_t>(slot) : model.expert_in(layer, slot);
         if (expert >= model.layout().layers[layer_index].n_experts ||
             std::ranges::find(experts_, ExpertIndex(expert)) != experts_.end()) {
           ++lane.refused;
           return;
         }
         experts_.push_back(ExpertIndex(expert));
-        if (static_cast<std::uint32_t>(slot) < model.plan(layer).host_first) ++hits;
+        if (!by_expert && static_cast<std::uint32_t>(slot) < model.plan(layer).host_first) ++hits;
       }
       model.use[layer_index].lookups += k;
       model.use[layer_index].hits += hits;
@@ -467,6 +469,11 @@ void GpuService::growth_seen(Entry& entry) {
   }
   entry.has_slots = true;
   entry.growth = Entry::Growth::kDone;
+  // A layer that is to be wholly resident stays as it is until it is, so that its shape is stock's all the time.
+  for (std::uint32_t l = 0; l < model.layout().layers.size(); ++l) {
+    const std::uint32_t n = model.n_slots()[l];
+    if (n > 0 && n < model.layout().layers[l].n_experts) model.set_shape(LayerIndex(l), MOECACHED_SHAPE_MIXED);
+  }
   std::uint64_t slots = 0;
   for (const std::uint32_t n : model.n_slots()) slots += n;
   spdlog::info("model {} ({}): {} device slots, {} MiB of device memory", model.id().value, model.name(), slots,
@@ -485,7 +492,7 @@ void GpuService::check_all_resident(Entry& entry) {
       in_order = model.expert_in(layer, static_cast<std::int32_t>(e)) == e;
     if (!in_order) continue;
     entry.all_resident[l] = 1;
-    model.set_all_resident(layer);
+    model.set_shape(layer, MOECACHED_SHAPE_ALL_RESIDENT);
   }
 }
 

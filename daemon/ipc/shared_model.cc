@@ -154,7 +154,7 @@ void SharedModel::write_segment() {
                                    .window_offset = window,
                                    .window_bytes = window_bytes(from, p_.n_slots[l]),
                                    .slot_stride = from.slot_stride,
-                                   .all_resident = 0,
+                                   .shape = 0,
                                    .reserved0 = 0};
     window_offset_.push_back(window);
     table_first_.push_back(table_first);

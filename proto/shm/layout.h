@@ -23,7 +23,8 @@
 //                   >= device_bytes for every part of the layer. Host memory is mapped from device_bytes on. Device memory comes in
 //                   chunks, listed in the segment; a client maps the chunks below `n_chunks` before it begins an epoch.
 //   log segment     read-write in ONE client: lane i owns bytes [i * log_bytes_per_lane, ...), a ring of log_entries entries;
-//                   entry of epoch n is n % log_entries: [moecached_shm_log_entry][uint16 layers...][int32 slots...]
+//                   entry of epoch n is n % log_entries: [moecached_shm_log_entry][uint16 layers...][int32 slots...];
+//                   a layer with MOECACHED_LOG_BY_EXPERT was computed in the shape HOST_ONLY
 //
 // Everything a client writes is hostile: the daemon copies a record once, then range-checks the copy.
 //
@@ -118,12 +119,23 @@ enum moecached_load_state {
   MOECACHED_LOAD_FAILED = 2,   // the file could not be read
 };
 
+// Which part of a window a graph should use. Each is right at any time; they differ in speed, and prompt kernels add up
+// in another order when a tensor has more slots than experts.
+enum moecached_gpu_shape {
+  MOECACHED_SHAPE_MIXED = 0,         // the whole window, by the layer's table
+  MOECACHED_SHAPE_ALL_RESIDENT = 1,  // device slots alone, by the layer's table: entry e is slot e and stays so
+  MOECACHED_SHAPE_HOST_ONLY = 2,     // host slots alone, from host_first on, by the identity table: before device slots exist
+};
+
+enum { MOECACHED_LOG_BY_EXPERT = 0x8000 };  // in a log entry's layer: the row holds experts, read from host memory
+
 struct moecached_shm_gpu {
   uint8_t uuid[MOECACHED_UUID_BYTES];
   uint64_t granularity;         // bytes; device memory and host memory come in multiples of it
   uint64_t table_bytes;         // of the table memory; entries as in layers[l].table_first
   uint64_t windows_offset;      // moecached_shm_window[n_parts], parallel to the parts array
   uint64_t chunks_offset;       // moecached_shm_chunk[n_chunks_max]
+  uint64_t identity_first;      // entry of the table memory from where on entry i is i, as many as a layer has experts
   uint64_t log_bytes_per_lane;  // a multiple of 4096
   uint32_t log_entries;         // a power of two
   uint32_t log_entry_bytes;     // a multiple of 64
@@ -133,7 +145,7 @@ struct moecached_shm_gpu {
   // Written by the daemon while clients look.
   uint32_t load_state;          // futex word, moecached_load_state
   uint32_t n_chunks;            // chunks to map before an epoch begins; only grows
-  uint32_t shapes;              // grows when layers[].all_resident changed
+  uint32_t shapes;              // grows when layers[].shape changed
 };
 
 struct moecached_shm_window {
@@ -171,7 +183,7 @@ struct moecached_shm_layer {
   uint64_t window_offset;  // in the pool segment, a multiple of 4096
   uint64_t window_bytes;   // a multiple of 4096, >= n_slots * slot_stride
   uint64_t slot_stride;    // bytes of one record; on a GPU 0, as are window_offset and window_bytes
-  uint32_t all_resident;   // on a GPU: 1 when entry e is slot e for every expert and stays so
+  uint32_t shape;          // on a GPU: moecached_gpu_shape; written by the daemon while clients look
   uint32_t reserved0;
 };
 MOECACHED_STATIC_ASSERT(sizeof(struct moecached_shm_layer) == 64, "layer");

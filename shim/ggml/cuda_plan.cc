@@ -106,7 +106,8 @@ void CudaPlan::order_rows() {
     share.n_tokens = static_cast<uint32_t>(n_tokens);
     std::vector<const Row*> logged;
     for (Row& row : rows_) {
-      const auto layer = static_cast<uint16_t>(row.window->layer);
+      const auto layer =
+          static_cast<uint16_t>(row.window->layer | (row.window->by_expert ? MOECACHED_GPU_BY_EXPERT : 0));
       if (!is_routed(row) || row.ids->ne[1] != n_tokens ||
           std::find(share.layers.begin(), share.layers.end(), layer) != share.layers.end()) {
         continue;

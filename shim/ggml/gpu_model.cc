@@ -42,6 +42,7 @@ GpuWindows::GpuWindows(const GpuModel& model, const std::vector<std::unique_ptr<
     window.layer = tensor->layer;
     window.n_expert_used = n_expert_used;
     window.n_experts = tensor->n_experts;
+    window.by_expert = layer.by_expert != 0;
     window.table = layer.table;
     window.tensor = tensor->shape;
     window.tensor.view_src = nullptr;

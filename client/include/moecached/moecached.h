@@ -139,15 +139,18 @@ typedef struct moecached_gpu_layer_info {
   uint32_t n_parts;
   uint32_t n_slots;        // slot ids in the table are 0..n_slots-1
   uint32_t all_resident;   // 1: every expert e is in device slot e and stays there; n_slots == n_experts
+  uint32_t by_expert;      // 1: the slots of this shape are experts in host memory: OR MOECACHED_GPU_BY_EXPERT to submit's layers
   uint64_t table;          // CUdeviceptr of int32[n_experts], changed by the daemon at any time
 } moecached_gpu_layer_info;
+
+#define MOECACHED_GPU_BY_EXPERT 0x8000
 
 typedef struct moecached_gpu_submit {
   void* done_event;        // CUevent, recorded behind the last kernel of the graph
   void* logged_event;      // CUevent, recorded by this call when the slots have been read: wait for it before they are overwritten
   uint64_t slots;          // CUdeviceptr of int32[n_layers][layer_pitch_bytes / 4]: per token n_expert_used slots, dense
   uint64_t layer_pitch_bytes;
-  const uint16_t* layers;  // of the rows of `slots`
+  const uint16_t* layers;  // of the rows of `slots`, with MOECACHED_GPU_BY_EXPERT where the layer's info said so
   uint32_t n_layers;       // 0: nothing to tell
   uint32_t n_tokens;
   uint32_t is_prefill;     // 1: a prompt batch

@@ -150,7 +150,7 @@ std::uint32_t FakeGpu::add_chunk(std::uint32_t layer, std::uint32_t part) {
 void FakeGpu::publish_chunks() { std::atomic_ref(view_.gpu->n_chunks).store(n_chunks_); }
 
 void FakeGpu::set_all_resident(std::uint32_t layer, std::uint32_t value) {
-  std::atomic_ref(view_.layers[layer].all_resident).store(value);
+  std::atomic_ref(view_.layers[layer].shape).store(value);
   std::atomic_ref(view_.gpu->shapes).fetch_add(1);
 }
 

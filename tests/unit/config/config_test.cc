@@ -35,6 +35,14 @@ direct = false
 queue_depth = 7
 max_read = 65536
 
+[gpu]
+devices = "none"
+slots = "25%"
+bytes = 1073741824
+keep_free = 0
+policy = "slru"
+max_slowdown = 7
+
 [limits]
 sessions = 3
 models = 2

@@ -122,7 +122,12 @@ moecached_status GpuMapping::import(Range* range, std::uint64_t offset, std::uin
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = context_->device();
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
-  return check_cuda(cuda().cuMemSetAccess(address, bytes, &access, 1), "read memory of the daemon");
+  const CUresult readable = cuda().cuMemSetAccess(address, bytes, &access, 1);
+  if (readable != CUDA_SUCCESS) {  // as before, so that it may be tried again
+    cuda().cuMemUnmap(address, bytes);
+    range->pieces.pop_back();
+  }
+  return check_cuda(readable, "read memory of the daemon");
 }
 
 moecached_status GpuMapping::map_table(UniqueFd memory) {

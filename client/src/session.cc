@@ -127,7 +127,14 @@ moecached_status Session::reconnect() {
   if (prepared_ != nullptr && !prepared_->connection->check_alive()) drop_prepared_move();
   if (prepared_ == nullptr) {
     prepared_ = std::make_unique<Move>();
-    if (const auto status = prepare(prepared_.get())) {
+    auto status = MOECACHED_E_SYSTEM;
+    try {
+      status = prepare(prepared_.get());
+    } catch (...) {
+      drop_prepared_move();  // half of a move is none
+      throw;
+    }
+    if (status != MOECACHED_OK) {
       drop_prepared_move();
       return status;
     }

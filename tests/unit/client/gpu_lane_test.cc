@@ -163,6 +163,19 @@ TEST_F(GpuLaneTest, NewChunksAreMappedBeforeTheEpochThatMayMeetThem) {
   EXPECT_EQ(words().completed, 3u);
 }
 
+TEST_F(GpuLaneTest, AChunkThatCouldNotBeMappedIsMappedByTheNextBegin) {
+  open_all();
+  std::uint32_t part = 0;
+  for (const char* function : {"cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"}) {
+    daemon_->gpu().add_chunk(0, part++);
+    daemon_->gpu().publish_chunks();
+    cuda_.fail_next(function, CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(moecached_gpu_lane_begin(lane_), MOECACHED_E_SYSTEM) << function;
+    EXPECT_EQ(words().begun >> 16, words().completed) << "no epoch has begun";
+    run_epoch(lane_);
+  }
+}
+
 TEST_F(GpuLaneTest, AnEpochLeftUnsubmittedIsWaitedForWithTheWholeContext) {
   open_all();
   ASSERT_EQ(moecached_gpu_lane_begin(lane_), MOECACHED_OK);  // the caller's launch failed half-way

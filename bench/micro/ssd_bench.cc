@@ -2,11 +2,10 @@
 // outstanding: to be compared with fio at the same block size, depth and file (fio --rw=randread --direct=1
 // --ioengine=io_uring).
 //
-// Compare only what reads into memory of the same page size: some disks (virtio) cost by the memory segment,
-// and a block in scattered 4 KiB pages was read there at a third of the speed of one in huge pages, by fio as
-// well. The pool here is what the kernel gives a memfd (4 KiB pages unless shmem_enabled allows more),
-// --staged reads through huge pages and copies; fio gets huge pages with --thread and
-// GLIBC_TUNABLES=glibc.malloc.hugetlb=1, and otherwise what malloc happens to find.
+// Say which pages both read into: some disks (virtio) cost by the memory segment, and a block in scattered
+// 4 KiB pages was read there at a third of the speed of one in huge pages, by fio as well. The pool here is
+// the daemon's: huge pages where the kernel can (Linux 6.1), which the line printed says. --staged has
+// destinations that direct I/O does not take, as for experts that are not aligned in the file.
 //
 //   ssd_bench FILE [--block 1MiB] [--depth 32] [--seconds 3] [--engine auto|io_uring|pread] [--staged]
 //   [--buffered] [--json]
@@ -27,6 +26,7 @@
 #include "daemon/platform/clock.h"
 #include "daemon/platform/device.h"
 #include "daemon/platform/file.h"
+#include "daemon/platform/huge_pages.h"
 #include "daemon/tier/ssd_tier.h"
 
 namespace moecached {
@@ -38,8 +38,7 @@ struct Settings {
   std::uint32_t depth = 32;
   double seconds = 3;
   SsdEngine engine = SsdEngine::kAuto;
-  bool staged =
-      false;  // destinations that direct I/O does not take, as for parts that are not aligned in the file
+  bool staged = false;
   bool buffered = false;  // through the page cache
   bool json = false;
 };
@@ -93,8 +92,8 @@ std::optional<Settings> parse(int argc, char** argv) {
   if (!settings.file.empty()) return settings;
   std::fprintf(stderr,
                "usage: ssd_bench FILE [--block 1MiB] [--depth 32] [--seconds 3] [--engine "
-               "auto|io_uring|pread] [--staged] "
-               "[--buffered] [--json]\n");
+               "auto|io_uring|pread] "
+               "[--staged] [--buffered] [--json]\n");
   return std::nullopt;
 }
 
@@ -145,9 +144,9 @@ class Load {
     ReadRequest request;
     request.tag = index;
     request.n_parts = 1;
-    request.parts[0] = PartRead{
-        file_, blocks_(random_) * settings_.block_bytes, settings_.block_bytes,
-        memory_ + index * (settings_.block_bytes + 4096) + (settings_.staged ? 64 : 0), !settings_.staged};
+    request.parts[0] =
+        PartRead{file_, blocks_(random_) * settings_.block_bytes, settings_.block_bytes,
+                 memory_ + index * settings_.block_bytes + (settings_.staged ? 64 : 0), !settings_.staged};
     return request;
   }
 
@@ -165,23 +164,25 @@ void print(const Settings& settings, const Measured& measured, const SsdStats& s
   const double latency_us = stats.requests == 0 ? 0
                                                 : static_cast<double>(stats.latency_ns_total) / 1e3 /
                                                       static_cast<double>(stats.requests);
+  // The tier says so when it could not have them.
+  const bool huge_pages = stats.fallback_reason.find("small pages") == std::string::npos;
   if (settings.json) {
     std::printf(
         "{\"gb_per_s\": %.4f, \"block_bytes\": %llu, \"depth\": %u, \"seconds\": %.3f, \"requests\": %llu, "
         "\"failed\": %llu, "
         "\"latency_us_mean\": %.1f, \"engine\": \"%s\", \"direct\": %s, \"registered_buffers\": %s, "
-        "\"reads\": %llu, "
+        "\"huge_pages\": %s, \"reads\": %llu, "
         "\"depth_max\": %u}\n",
         gigabytes, static_cast<unsigned long long>(settings.block_bytes), settings.depth, measured.seconds,
         static_cast<unsigned long long>(measured.n_reads), static_cast<unsigned long long>(measured.n_failed),
         latency_us, stats.engine.c_str(), stats.direct ? "true" : "false",
-        stats.registered_buffers ? "true" : "false", static_cast<unsigned long long>(stats.reads),
-        stats.depth_max);
+        stats.registered_buffers ? "true" : "false", huge_pages ? "true" : "false",
+        static_cast<unsigned long long>(stats.reads), stats.depth_max);
     return;
   }
-  std::printf("%.3f GB/s, %.1f us a request; %s, %s, buffers %s%s\n", gigabytes, latency_us,
+  std::printf("%.3f GB/s, %.1f us a request; %s, %s, buffers %s%s%s\n", gigabytes, latency_us,
               stats.engine.c_str(), stats.direct ? "O_DIRECT" : "page cache",
-              stats.registered_buffers ? "registered" : "not registered",
+              stats.registered_buffers ? "registered" : "not registered", huge_pages ? ", huge pages" : "",
               measured.n_failed > 0 ? ", SOME READS FAILED" : "");
   if (!stats.fallback_reason.empty()) std::printf("fallback: %s\n", stats.fallback_reason.c_str());
 }
@@ -202,7 +203,7 @@ int run(const Settings& settings) {
   // What a daemon would read into.
   const std::unique_ptr<Device> device = make_host_device();
   Result<std::unique_ptr<Pool>> pool =
-      device->create_pool("bench", settings.depth * (settings.block_bytes + 4096));
+      device->create_pool("bench", settings.depth * settings.block_bytes + kHugePageBytes);
   if (!pool) return fail(pool.error());
 
   SsdOptions options;

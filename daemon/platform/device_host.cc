@@ -78,7 +78,8 @@ class HostDevice final : public Device {
     if (Status status = check_room(label, bytes); !status) return std::move(status).error();
     Result<Memfd> memory = Memfd::create(label, bytes, ClientAccess::kReadOnly);
     if (!memory) return std::move(memory).error();
-    // Fewer TLB misses for readers; refused or without effect where shmem_enabled is "never", which is fine.
+    // Where shmem_enabled is "advise"; elsewhere extents become huge pages as reads reach them
+    // (huge_pages.h).
     ::madvise(memory->bytes().data(), memory->bytes().size(), MADV_HUGEPAGE);
     auto pool = std::make_unique<HostPool>(std::move(memory).value(), ledger_);
     ledger_->pools.push_back(pool.get());

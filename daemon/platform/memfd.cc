@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <limits>
 #include <string>
 
+#include "daemon/platform/huge_pages.h"
 #include "daemon/platform/memory_info.h"
 
 #ifndef MFD_NOEXEC_SEAL
@@ -33,6 +35,23 @@ Fault refused(std::string_view call, std::uint64_t bytes, int error_number) {
   return fault;
 }
 
+// Where a mapping of so many bytes starts with a huge page: the kernel looks for such a place by itself only
+// when it means to use huge pages. Reserved, and to be mapped over; null: anywhere.
+void* reserve_aligned(std::uint64_t bytes) {
+  if (bytes < kHugePageBytes) return nullptr;
+  const std::uint64_t wanted = bytes + kHugePageBytes;
+  void* const reserved =
+      ::mmap(nullptr, wanted, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::byte*>(reserved);
+  const std::uint64_t skipped = -reinterpret_cast<std::uintptr_t>(begin) & (kHugePageBytes - 1);
+  const std::uint64_t page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t end = skipped + (bytes + page - 1) / page * page;
+  if (skipped > 0) ::munmap(begin, skipped);
+  if (end < wanted) ::munmap(begin + end, wanted - end);
+  return begin + skipped;
+}
+
 Result<UniqueFd> make_memfd(const std::string& name) {
   UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL));
   if (!fd && errno == EINVAL) fd = UniqueFd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -44,8 +63,14 @@ Result<UniqueFd> make_memfd(const std::string& name) {
 
 Result<Mapping> Mapping::map(int fd, std::uint64_t bytes, ClientAccess access) {
   const int protection = access == ClientAccess::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
-  void* const address = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
-  if (address == MAP_FAILED) return refused("mmap", bytes, errno);
+  void* const place = reserve_aligned(bytes);
+  void* const address =
+      ::mmap(place, bytes, protection, MAP_SHARED | (place != nullptr ? MAP_FIXED : 0), fd, 0);
+  if (address == MAP_FAILED) {
+    const int error_number = errno;
+    if (place != nullptr) ::munmap(place, bytes);
+    return refused("mmap", bytes, error_number);
+  }
   return Mapping(std::span<std::byte>(static_cast<std::byte*>(address), bytes));
 }
 

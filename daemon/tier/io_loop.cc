@@ -13,7 +13,12 @@ namespace {
 
 constexpr std::uint64_t kStagingBytesMax = 256u
                                            << 20;  // also the largest max_read_bytes; one registered buffer
-constexpr std::uint32_t kRetriesMax = 100;         // EINTR or EAGAIN in a row
+// Copied before the loop looks at the kernel and at new requests again: while many reads that ended together
+// are copied out, the disk must have the next ones.
+constexpr std::uint64_t kCopyBytes = 1u << 20;
+// Staging buffers beyond the queue depth, so that reads go on while others wait to be copied.
+constexpr std::uint32_t kBuffersAhead = 8;
+constexpr std::uint32_t kRetriesMax = 100;  // EINTR or EAGAIN in a row
 constexpr std::uint32_t kShortReadsMax =
     3;  // that brought no whole block: the file ends here, unless proven otherwise
 constexpr std::uint32_t kBatchRequests = 256;  // planned together
@@ -59,7 +64,9 @@ IoLoop::IoLoop(const SsdOptions& options, std::unique_ptr<ReadEngine> engine, Re
 
 Status IoLoop::open() {
   const std::uint64_t fit = std::max<std::uint64_t>(kStagingBytesMax / read_bytes_max_, 1);
-  const auto n_buffers = static_cast<std::uint32_t>(std::min<std::uint64_t>(engine_->depth_max(), fit));
+  const auto n_buffers =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(engine_->depth_max() + kBuffersAhead, fit));
+  arrived_.reserve(n_buffers);
   Result<Staging> staging = Staging::create(n_buffers, read_bytes_max_);
   if (!staging) return std::move(staging).error();
   staging_ = std::move(staging).value();
@@ -84,7 +91,9 @@ void IoLoop::run(const std::function<void()>& run_commands) {
     report_finished();
 
     bool may_sleep = true;
-    if (!stopping_ && is_idle_for_requests()) {
+    if (!arrived_.empty()) {
+      may_sleep = false;
+    } else if (!stopping_ && is_idle_for_requests()) {
       // Only when nothing is in flight: completions come through the kernel.
       if (spins_ && free_ids_.size() == in_flight_.size() && spin_for_requests()) continue;
       table_.io_sleeps.store(true, std::memory_order_seq_cst);
@@ -94,6 +103,7 @@ void IoLoop::run(const std::function<void()>& run_commands) {
     const std::size_t n_done = engine_->wait(done_, may_sleep);
     table_.io_sleeps.store(false, std::memory_order_relaxed);
     for (std::size_t i = 0; i < n_done; ++i) on_done(done_[i]);
+    copy_some();
   }
 }
 
@@ -174,6 +184,7 @@ void IoLoop::start_reads() {
     free_ids_.pop_back();
     InFlight& entry = in_flight_[id];
     entry.read = take_read(run, segments_, read_bytes_max_);
+    if (entry.read.memory != nullptr) prepare(entry.read.memory, entry.read.bytes);
     entry.memory = entry.read.memory != nullptr ? entry.read.memory : staging_.take();
     entry.bytes_done = 0;
     entry.retries = 0;
@@ -182,6 +193,11 @@ void IoLoop::start_reads() {
     start(id);
   }
   TierCounters::raise(counters_.depth_max, static_cast<std::uint32_t>(in_flight_.size() - free_ids_.size()));
+}
+
+void IoLoop::prepare(const std::byte* memory, std::uint64_t n_bytes) {
+  const std::string refused = regions_.prepare(memory, n_bytes);
+  if (!refused.empty()) counters_.add_reason(refused);
 }
 
 void IoLoop::start(std::uint32_t id) {
@@ -216,7 +232,10 @@ void IoLoop::finish_read(std::uint32_t id, bool success) {
   const InFlight& entry = in_flight_[id];
   const PlannedRead& read = entry.read;
   if (!success) TierCounters::add(counters_.errors, std::uint64_t{1});
-  if (!success && read.n_segments > 1) {
+  const bool copies = success && read.memory == nullptr;
+  if (copies) {
+    arrived_.push_back({read, entry.memory});  // there is room: each has a staging buffer
+  } else if (!success && read.n_segments > 1) {
     retry_each(read);
   } else {
     account(read, entry.memory, success);
@@ -224,7 +243,7 @@ void IoLoop::finish_read(std::uint32_t id, bool success) {
   const OpenFile& file = files_[read.file];
   if (file.file.direct_alignment == 0) drop_page_cache(file.file.fd.get(), read.offset, read.bytes);
   if (read.memory == nullptr) {
-    staging_.give_back(entry.memory);
+    if (!copies) staging_.give_back(entry.memory);
   } else if (success && staging_registered_) {
     const std::string refused = regions_.note_read(read.memory, read.bytes);
     if (!refused.empty()) {
@@ -233,6 +252,16 @@ void IoLoop::finish_read(std::uint32_t id, bool success) {
     }
   }
   free_ids_.push_back(id);
+}
+
+void IoLoop::copy_some() {
+  std::size_t n = 0;
+  for (std::uint64_t n_bytes = 0; n < arrived_.size() && n_bytes < kCopyBytes; ++n) {
+    account(arrived_[n].read, arrived_[n].memory, true);
+    staging_.give_back(arrived_[n].memory);
+    n_bytes += arrived_[n].read.bytes;
+  }
+  arrived_.erase(arrived_.begin(), arrived_.begin() + static_cast<std::ptrdiff_t>(n));
 }
 
 // One bad block must fail the requests that want it, not their neighbours in the file.
@@ -254,6 +283,7 @@ void IoLoop::account(const PlannedRead& read, const std::byte* memory, bool succ
     const std::uint64_t begin = std::max(segment.offset, read.wanted_begin);
     const std::uint64_t end = std::min(segment.end(), read.wanted_end);
     if (success && read.memory == nullptr) {
+      prepare(segment.destination + (begin - segment.offset), end - begin);
       std::memcpy(segment.destination + (begin - segment.offset), memory + (begin - read.offset),
                   end - begin);
     }

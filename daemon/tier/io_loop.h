@@ -59,12 +59,20 @@ class IoLoop {
     std::uint32_t short_reads = 0;  // without progress
   };
 
+  // A read whose bytes are in staging and not yet where they belong.
+  struct Arrived {
+    PlannedRead read;
+    std::byte* memory = nullptr;
+  };
+
   void take_requests();
   void accept(std::uint32_t slot);
   void start_reads();
+  void prepare(const std::byte* memory, std::uint64_t n_bytes);
   void start(std::uint32_t id);
   void on_done(const EngineDone& done);
   void finish_read(std::uint32_t id, bool success);
+  void copy_some();
   void retry_each(const PlannedRead& read);
   void account(const PlannedRead& read, const std::byte* staged, bool success);
   void report_finished();
@@ -99,6 +107,7 @@ class IoLoop {
   std::vector<InFlight> in_flight_;  // by id
   std::vector<std::uint32_t> free_ids_;
   std::vector<EngineDone> done_;
+  std::vector<Arrived> arrived_;         // copied first in, first out
   std::vector<std::uint32_t> finished_;  // slots
 };
 

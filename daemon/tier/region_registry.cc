@@ -15,9 +15,7 @@ void RegionRegistry::add(std::span<std::byte> region) {
   if (region.empty()) return;
   const std::uint64_t share =
       (region.size() / kChunksPerRegion + kChunkBytesMin - 1) / kChunkBytesMin * kChunkBytesMin;
-  Region entry;
-  entry.memory = region;
-  entry.chunk_bytes = std::clamp(share, kChunkBytesMin, kRegisterBytesMax);
+  Region entry{region, HugePages(region), std::clamp(share, kChunkBytesMin, kRegisterBytesMax), {}};
   entry.bytes_read.assign((region.size() + entry.chunk_bytes - 1) / entry.chunk_bytes, 0);
   regions_.push_back(std::move(entry));
 }
@@ -33,23 +31,33 @@ void RegionRegistry::remove(std::span<std::byte> region) {
   refused_ = false;
 }
 
-std::string RegionRegistry::note_read(const std::byte* memory, std::uint64_t n_bytes) {
-  if (refused_) return {};
+RegionRegistry::Region* RegionRegistry::region_of(const std::byte* memory) {
   for (Region& region : regions_) {
-    if (memory < region.memory.data() || memory >= region.memory.data() + region.memory.size()) continue;
-    // A read across two chunks counts for the first: what matters is that it gets there, not when.
-    const auto chunk = static_cast<std::size_t>(memory - region.memory.data()) / region.chunk_bytes;
-    if (region.bytes_read[chunk] == kRegistered) return {};
-    region.bytes_read[chunk] += n_bytes;
-    const std::span<std::byte> whole = chunk_of(region, chunk);
-    if (region.bytes_read[chunk] < whole.size()) return {};
-    if (Status status = engine_.register_memory(whole); !status) {
-      refused_ = true;
-      return std::move(status).error().text;
-    }
-    region.bytes_read[chunk] = kRegistered;
-    return {};
+    if (memory >= region.memory.data() && memory < region.memory.data() + region.memory.size())
+      return &region;
   }
+  return nullptr;
+}
+
+std::string RegionRegistry::prepare(const std::byte* memory, std::uint64_t n_bytes) {
+  Region* const region = region_of(memory);
+  return region == nullptr ? std::string() : region->huge_pages.prepare(memory, n_bytes);
+}
+
+std::string RegionRegistry::note_read(const std::byte* memory, std::uint64_t n_bytes) {
+  Region* const region = refused_ ? nullptr : region_of(memory);
+  if (region == nullptr) return {};
+  // A read across two chunks counts for the first: what matters is that it gets there, not when.
+  const auto chunk = static_cast<std::size_t>(memory - region->memory.data()) / region->chunk_bytes;
+  if (region->bytes_read[chunk] == kRegistered) return {};
+  region->bytes_read[chunk] += n_bytes;
+  const std::span<std::byte> whole = chunk_of(*region, chunk);
+  if (region->bytes_read[chunk] < whole.size()) return {};
+  if (Status status = engine_.register_memory(whole); !status) {
+    refused_ = true;
+    return std::move(status).error().text;
+  }
+  region->bytes_read[chunk] = kRegistered;
   return {};
 }
 

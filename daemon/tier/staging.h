@@ -1,4 +1,5 @@
-// Page-aligned buffers for reads that cannot go straight into their destination. Thread: the io thread.
+// Buffers in huge pages, where the kernel grants them, for reads that cannot or should not go straight into
+// their destination. Thread: the io thread.
 // Memory: one anonymous mapping, populated as it is used (all of it when it is registered with io_uring).
 #pragma once
 
@@ -26,7 +27,8 @@ class Staging {
   [[nodiscard]] std::span<std::byte> memory() const { return memory_; }
 
  private:
-  std::span<std::byte> memory_;
+  std::span<std::byte> mapping_;
+  std::span<std::byte> memory_;  // the part of it that starts with a huge page
   std::vector<std::byte*> free_;
 };
 

@@ -1,0 +1,34 @@
+// Huge pages for shared memory, extent by extent, as it comes to be used. Direct I/O cares: a block in 4 KiB
+// pages is 256 segments a MiB for the disk driver, in huge pages it is one or two; so do the TLB misses of
+// who computes on it. shmem_enabled is "never" nearly everywhere; MADV_COLLAPSE (Linux 6.1) works regardless
+// of it. Thread: any, one at a time for each instance. Memory: a bit an extent.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace moecached {
+
+inline constexpr std::uint64_t kHugePageBytes = 2u << 20;
+
+class HugePages {
+ public:
+  // memory: a shared mapping, or part of one; extents that it holds wholly are taken care of. Those of a
+  // memfd's mapping are congruent with the file's (Mapping::map), without which the kernel refuses.
+  explicit HugePages(std::span<std::byte> memory);
+
+  // Something is about to be written to these bytes. The first time that an extent is touched it becomes one
+  // huge page, if the kernel can; which populates it, so that memory grows by 2 MiB a time.
+  // Returns why the rest is left in small pages when that was just decided, otherwise nothing.
+  [[nodiscard]] std::string prepare(const std::byte* begin, std::uint64_t n_bytes);
+
+ private:
+  std::byte* first_ = nullptr;  // extent
+  std::vector<bool> prepared_;
+  std::uint32_t n_failures_ = 0;
+};
+
+}  // namespace moecached

@@ -31,12 +31,13 @@ moecached_status Lane::serve_absent(std::uint32_t layer, std::uint16_t flags) {
       asked_daemon = true;
       counters_.leases.add(1);
     }
+    // Also to give up: the daemon knows of this epoch that it uses nothing but these experts.
+    channel_.begin(layer);
     if (answer == Answer::kModelChanged) {
       return fail(MOECACHED_E_MODEL_CHANGED,
                   "%s has changed since the daemon opened it: restart to use the new file",
                   model_.files.first_path());
     }
-    channel_.begin(layer);
     if (load_entries(view) == 0) return MOECACHED_OK;
     if (answer != Answer::kGranted) break;
   }

@@ -35,6 +35,8 @@
 //   4. all present: compute, post a ROUTE record. Nobody waits, nothing is called.
 //      one absent:  completed = epoch + 1 (it used nothing), post a LEASE record with the epoch in which it
 //      is going to compute (epoch + 2), ring the doorbell, futex-wait on lease_done, go to 2.
+//      An epoch that a record names uses no expert of its layer but those: the daemon does not wait for it on
+//      account of others. So an epoch whose lease was not granted is begun, and ended, by who gives up as well.
 // The daemon, to reuse a slot of layer l: entry = -1 (release and a full fence, or sequentially consistent), then for each lane of that model
 // read begun; a lane whose begun names another layer is quiescent for l (should it begin l later it sees the
 // flip: x86 orders store-load only across a full fence, hence one on both sides); a lane that names l must

@@ -87,6 +87,11 @@ void add(Stats& sum, const Stats& one) {
   sum.lies += one.lies;
   sum.graces_waited += one.graces_waited;
   sum.leases_queued += one.leases_queued;
+  sum.long_stalls += one.long_stalls;
+  sum.undone += one.undone;
+  sum.held += one.held;
+  sum.known_unused += one.known_unused;
+  sum.refused_by_stall += one.refused_by_stall;
 }
 
 TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
@@ -126,6 +131,11 @@ TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
       {"lies", sum.lies},
       {"grace periods that had to wait", sum.graces_waited},
       {"queued leases", sum.leases_queued},
+      {"long stalls within an epoch", sum.long_stalls},
+      {"evictions undone", sum.undone},
+      {"experts held for a stalled lane", sum.held},
+      {"slots that a stalled lane certainly does not use", sum.known_unused},
+      {"leases refused for a stalled lane", sum.refused_by_stall},
   };
   for (const auto& [what, count] : met)
     EXPECT_GE(count, 100u) << what << ": the faults are not what they say";
@@ -184,6 +194,27 @@ TEST_F(BrainSimulation, CanaryASkippedGracePeriodIsSeenAsWrongBytes) {
     EXPECT_EQ(sound.violation, ViolationKind::kNone) << explain(options, sound);
   }
   EXPECT_GE(n_seen, 20) << "the simulation is blind to slots reused too early";
+}
+
+TEST_F(BrainSimulation, CanaryAStalledLaneTakenForGoneIsSeenAsWrongBytes) {
+  int n_seen = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SimOptions options;
+    options.seed = seed;
+    options.ticks = 12000;
+    options.n_models = 1;
+    options.n_lanes = 5;
+    options.long_stall_permille = 5;
+    options.stalled_is_gone = true;
+    const SimReport report = simulate_named(options);
+    if (report.violation == ViolationKind::kNone) continue;
+    EXPECT_EQ(report.violation, ViolationKind::kWrongBytes) << explain(options, report);
+    ++n_seen;
+    options.stalled_is_gone = false;
+    const SimReport sound = simulate_named(options);
+    EXPECT_EQ(sound.violation, ViolationKind::kNone) << explain(options, sound);
+  }
+  EXPECT_GE(n_seen, 20) << "the simulation is blind to slots taken from a stalled lane";
 }
 
 TEST_F(BrainSimulation, CanaryALostCompletionIsSeenAsStuck) {

@@ -15,10 +15,10 @@ void FakeLane::step() {
       return;
     case Phase::kLoad:
       return load_entry();
-    case Phase::kRead:
-      return read_slot();
     case Phase::kPost:
       return post_routes();
+    case Phase::kRead:
+      return read_slot();
     case Phase::kComplete:
       return complete();
     case Phase::kWait:
@@ -110,7 +110,7 @@ void FakeLane::load_entry() {
   if (at_ < wave.size()) return;
   at_ = 0;
   is_second_pass_ = false;
-  phase_ = wave.empty() ? Phase::kComplete : Phase::kRead;
+  phase_ = wave.empty() ? Phase::kComplete : Phase::kPost;
 }
 
 void FakeLane::read_slot() {
@@ -127,7 +127,7 @@ void FakeLane::read_slot() {
   if (!is_second_pass_) {
     is_second_pass_ = true;
   } else {
-    phase_ = Phase::kPost;
+    phase_ = Phase::kComplete;
   }
 }
 
@@ -137,12 +137,13 @@ void FakeLane::post_routes() {
     for (const Use& use : waves_.front()) {
       if (words.ring.empty() || words.ring.back().is_lease || words.ring.back().layer != use.layer ||
           &use == &waves_.front().front()) {
-        words.ring.push_back({.is_lease = false, .layer = use.layer, .ids = {}, .seq = 0, .epoch = 0});
+        words.ring.push_back(
+            {.is_lease = false, .layer = use.layer, .ids = {}, .seq = 0, .epoch = epoch_ + 1});
       }
       words.ring.back().ids.push_back(use.expert);
     }
   }
-  phase_ = Phase::kComplete;
+  phase_ = Phase::kRead;
 }
 
 void FakeLane::complete() {
@@ -157,6 +158,8 @@ void FakeLane::complete() {
 void FakeLane::take_answer() {
   if (words.lease_done != seq_) return;
   world_.stats.wait_ticks_max = std::max(world_.stats.wait_ticks_max, world_.now - waiting_since_);
+  // The epoch of a lease uses its experts or nothing: the daemon takes the record at its word.
+  if (words.lease_status != GrantStatus::kOk) words.completed = ++epoch_;
   switch (words.lease_status) {
     case GrantStatus::kOk:
       ++world_.stats.grants;
@@ -167,10 +170,17 @@ void FakeLane::take_answer() {
       ++world_.stats.failed_grants;
       waves_.pop_front();  // read from the file, or not computed at all
       break;
-    case GrantStatus::kRefused:
-      ++world_.stats.refusals;
-      split_into_waves(world_.layer(model_, waves_.front().front().layer).shape.n_slots);
+    case GrantStatus::kRefused: {
+      const std::size_t n_slots = world_.layer(model_, waves_.front().front().layer).shape.n_slots;
+      if (waves_.front().size() <= n_slots) {  // a stalled lane keeps the slots: it reads the file itself
+        ++world_.stats.refused_by_stall;
+        waves_.pop_front();
+      } else {
+        ++world_.stats.refusals;
+        split_into_waves(n_slots);
+      }
       break;
+    }
   }
   phase_ = Phase::kIdle;
 }

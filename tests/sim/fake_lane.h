@@ -1,7 +1,7 @@
 // A client's lane, one atomic action at a time, after the protocol of proto/shm/layout.h. It checks what it
 // sees: the bytes of every slot that it computes with, twice, and every answer to a lease.
 //
-//   idle -> begin -> load entry, load entry ... -> read slot ... (twice) -> post ROUTE -> complete -> idle
+//   idle -> begin -> load entry, load entry ... -> post ROUTE -> read slot ... (twice) -> complete -> idle
 //                        | absent
 //                        +-> complete, post LEASE -> wait -> begin
 #pragma once
@@ -19,7 +19,7 @@ struct Record {
   LayerIndex layer;
   std::vector<ExpertIndex> ids;
   std::uint32_t seq = 0;    // leases
-  std::uint64_t epoch = 0;  // leases
+  std::uint64_t epoch = 0;  // that uses the ids, or is going to
 };
 
 // What both sides see.
@@ -35,7 +35,7 @@ struct LaneWords {
 class FakeLane {
  public:
   enum class Kind : std::uint8_t { kOneLayer, kAllLayers, kLiar };
-  enum class Phase : std::uint8_t { kIdle, kLoad, kRead, kPost, kComplete, kWait, kDead };
+  enum class Phase : std::uint8_t { kIdle, kLoad, kPost, kRead, kComplete, kWait, kDead };
 
   FakeLane(World& world, ModelId model, Kind kind) : world_(world), model_(model), kind_(kind) {}
 
@@ -46,6 +46,7 @@ class FakeLane {
   [[nodiscard]] ModelId model() const { return model_; }
   [[nodiscard]] Kind kind() const { return kind_; }
   [[nodiscard]] Phase phase() const { return phase_; }
+  [[nodiscard]] bool is_within_epoch() const { return phase_ >= Phase::kLoad && phase_ <= Phase::kComplete; }
   [[nodiscard]] bool is_idle() const { return phase_ == Phase::kIdle && waves_.empty(); }
   // Whether it was promised that this expert stays and has not finished with it.
   [[nodiscard]] bool relies_on(LayerIndex layer, ExpertIndex expert) const;

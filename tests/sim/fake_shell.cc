@@ -99,13 +99,17 @@ void FakeShell::drain_record(std::uint32_t id) {
   world_.trace.note(record.is_lease ? "lease" : "routed",
                     {id, record.layer.value, record.ids.size(), record.seq});
   note_lookups(world_.layer(client->model(), record.layer), record);
+  Lane& lane = lanes_[id];
+  lane.use_epoch = record.epoch;
+  lane.use_layer = record.layer;
+  lane.use_ids = record.ids;
   if (record.is_lease) {
-    Lane& lane = lanes_[id];
     lane.pending_seq = record.seq;
     lane.pending_ids = record.ids;
     lane.pending_layer = record.layer;
     lane.has_seen_io_error = false;
     lane.has_seen_change = false;
+    lane.has_seen_undo = false;
     lane.is_pending = true;
     brain_.lease(LaneId(id), record.layer, record.ids, record.seq, record.epoch);
   } else {
@@ -128,11 +132,77 @@ void FakeShell::look_at_lanes(Grace& grace) const {
 }
 
 bool FakeShell::is_over(const Grace& grace) const {
-  return std::all_of(grace.waits.begin(), grace.waits.end(), [this](const Grace::Wait& wait) {
+  return std::all_of(grace.waits.begin(), grace.waits.end(), [&](const Grace::Wait& wait) {
     const Lane& lane = lanes_[wait.lane];
-    return lane.client == nullptr || lane.opening != wait.opening ||
-           lane.client->words.completed >= wait.epoch;
+    if (lane.client == nullptr || lane.opening != wait.opening || lane.client->words.completed >= wait.epoch)
+      return true;
+    // Its record of this epoch names other experts.
+    const bool is_known_unused =
+        lane.use_epoch == wait.epoch && lane.use_layer == grace.place.layer &&
+        std::find(lane.use_ids.begin(), lane.use_ids.end(), grace.leaving) == lane.use_ids.end();
+    if (is_known_unused) ++world_.stats.known_unused;
+    return is_known_unused;
   });
+}
+
+// As the daemon's core does it: a lane that a grace period waits for and that stays in its epoch keeps what
+// it may be using, and whoever wanted the slot gets another.
+void FakeShell::watch_stalls() {
+  struct Stalled {
+    std::uint32_t lane;
+    Place place;
+    ExpertIndex leaving;
+  };
+  std::vector<Stalled> stalled;
+  for (const Grace& grace : graces_) {
+    for (const Grace::Wait& wait : grace.waits) {
+      Lane& lane = lanes_[wait.lane];
+      if (lane.client == nullptr || lane.opening != wait.opening) continue;
+      const std::uint64_t begun = lane.client->words.begun_epoch;
+      if (lane.stalled_since == 0 || lane.stalled_epoch != begun) {
+        lane.stalled_since = world_.now + 1;  // 0: never
+        lane.stalled_epoch = begun;
+      } else if (world_.now - lane.stalled_since + 1 > world_.options.stall_after_ticks) {
+        stalled.push_back({.lane = wait.lane, .place = grace.place, .leaving = grace.leaving});
+      }
+    }
+  }
+  for (const Stalled& each : stalled) give_up_on(each.lane, each.place, each.leaving);
+}
+
+void FakeShell::give_up_on(std::uint32_t id, const Place& place, ExpertIndex leaving) {
+  FakeLayer& layer = world_.layer(place.model, place.layer);
+  const auto forget_grace = [&] {
+    std::erase_if(graces_, [&](const Grace& grace) {
+      return grace.place.model == place.model && grace.place.layer == place.layer &&
+             grace.place.slot == place.slot;
+    });
+  };
+  world_.trace.note("stalled", {id, place.model.value, place.layer.value, place.slot.value});
+  if (world_.options.stalled_is_gone) {
+    forget_grace();
+    brain_.grace_done(place.model, place.layer, place.slot);
+    return after_event();
+  }
+  if (brain_.undo_eviction(place.model, place.layer, place.slot, leaving)) {
+    ++world_.stats.undone;
+    forget_grace();
+    layer.busy[place.slot.value] = 0;
+    for (Lane& lane : lanes_) {
+      if (lane.is_pending && lane.client->model() == place.model && lane.pending_layer == place.layer)
+        lane.has_seen_undo = true;
+    }
+    brain_.check_invariants();
+    carry_out_commands();
+  }
+  const Lane& lane = lanes_[id];
+  if (lane.use_epoch == lane.stalled_epoch) {
+    const bool had_lease = brain_.has_lease_until(LaneId(id), nullptr);
+    brain_.hold(LaneId(id), lane.use_layer, lane.use_ids, lane.use_epoch);
+    if (!had_lease && brain_.has_lease_until(LaneId(id), nullptr)) ++world_.stats.held;
+    brain_.check_invariants();
+    carry_out_commands();
+  }
 }
 
 void FakeShell::advance_grace(std::size_t i) {
@@ -238,6 +308,7 @@ void FakeShell::unpublish(const Command& command) {
   ++world_.stats.evictions;
   Grace grace;
   grace.place = {.model = command.model, .layer = command.layer, .slot = command.slot};
+  grace.leaving = command.expert;
   graces_.push_back(std::move(grace));
 }
 
@@ -312,8 +383,8 @@ void FakeShell::grant(const Command& command) {
       expect(lane.has_seen_change, ViolationKind::kUntruthfulGrant, "changed, but no read of it said so");
       break;
     case GrantStatus::kRefused:
-      expect(lane.pending_ids.size() > layer.shape.n_slots, ViolationKind::kUntruthfulGrant,
-             "refused what would fit");
+      expect(lane.pending_ids.size() > layer.shape.n_slots || lane.has_seen_undo,
+             ViolationKind::kUntruthfulGrant, "refused what would fit");
       break;
   }
 }

@@ -30,6 +30,7 @@ class FakeShell {
   void drain_record(std::uint32_t lane);
   void advance_grace(std::size_t i);
   void finish_read(std::size_t i);  // REQUIRES: is_due(i) or winding down
+  void watch_stalls();
   void carry_out_commands();
 
   [[nodiscard]] FakeLane* lane(std::uint32_t id) { return lanes_[id].client.get(); }
@@ -49,7 +50,13 @@ class FakeShell {
     std::vector<ExpertIndex> pending_ids;
     LayerIndex pending_layer;
     bool has_seen_io_error = false, has_seen_change = false;  // in reads of its experts
+    bool has_seen_undo = false;                               // in its layer, while it was pending
     bool is_pending = false;
+    // Its last record, and since when a grace period has waited for the epoch that it is in.
+    std::uint64_t use_epoch = 0;
+    LayerIndex use_layer;
+    std::vector<ExpertIndex> use_ids;
+    std::uint64_t stalled_epoch = 0, stalled_since = 0;
   };
   struct Place {
     ModelId model;
@@ -63,6 +70,7 @@ class FakeShell {
       std::uint64_t epoch;
     };
     Place place;
+    ExpertIndex leaving;
     bool has_looked = false;
     std::vector<Wait> waits;
   };
@@ -80,6 +88,7 @@ class FakeShell {
   void grant(const Command& command);
   void look_at_lanes(Grace& grace) const;
   [[nodiscard]] bool is_over(const Grace& grace) const;
+  void give_up_on(std::uint32_t lane, const Place& place, ExpertIndex leaving);
   void note_lookups(FakeLayer& layer, const Record& record) const;
 
   World& world_;

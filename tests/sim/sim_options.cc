@@ -26,6 +26,8 @@ SimOptions options_of_seed(std::uint64_t seed) {
   options.policy_swap_permille = sometimes(10);
   options.model_removal_permille = sometimes(4);
   options.liar_permille = sometimes(250);
+  options.long_stall_permille = sometimes(8);
+  options.stall_after_ticks = rng.between(10, 200);
   return options;
 }
 

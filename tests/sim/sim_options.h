@@ -27,8 +27,10 @@ struct SimOptions {
   std::uint32_t duplicate_permille = 0;      // of completions: reported once more
   std::uint32_t death_permille = 0;          // of ticks: some lane's process dies, at whatever step it is
   std::uint32_t stall_permille = 0;          // of ticks: some lane stops for a while, its epoch open
-  std::uint32_t close_permille = 0;          // of ticks: some lane at rest closes in good order
-  std::uint32_t policy_swap_permille = 0;    // of ticks
+  std::uint32_t long_stall_permille = 0;     // of ticks: some lane within an epoch stops for long
+  std::uint32_t stall_after_ticks = 60;  // that a grace period waits for a lane before its eviction is undone
+  std::uint32_t close_permille = 0;      // of ticks: some lane at rest closes in good order
+  std::uint32_t policy_swap_permille = 0;  // of ticks
   std::uint32_t model_removal_permille =
       0;                            // of ticks: its lanes die, it goes, another comes; completions are late
   std::uint32_t liar_permille = 0;  // of the lanes: lease and complete whatever they like
@@ -36,6 +38,7 @@ struct SimOptions {
   // Canaries: faults of the shell that the simulation must find.
   bool skip_grace = false;        // slots are reused while lanes still read them
   bool lose_completions = false;  // some reads never report
+  bool stalled_is_gone = false;   // a stalled lane is not waited for any longer
 };
 
 [[nodiscard]] SimOptions options_of_seed(std::uint64_t seed);

@@ -89,6 +89,7 @@ class Simulation {
         if (shell_.is_due(read)) shell_.finish_read(read);
       }
     }
+    if (world_.options.long_stall_permille > 0) shell_.watch_stalls();
     attend_to_lane(lane);
     inject_faults();
   }
@@ -115,6 +116,9 @@ class Simulation {
     } else if (is_alive && rng.permille(options.stall_permille)) {
       client->stall_until(world_.now + rng.between(20, 500));
       ++world_.stats.stalls;
+    } else if (is_alive && client->is_within_epoch() && rng.permille(options.long_stall_permille)) {
+      client->stall_until(world_.now + rng.between(500, 3000));
+      ++world_.stats.long_stalls;
     } else if (is_alive && client->is_idle() && client->words.ring.empty() &&
                rng.permille(options.close_permille)) {
       shell_.close_lane(lane);

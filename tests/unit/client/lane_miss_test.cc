@@ -101,6 +101,9 @@ TEST_F(LaneMiss, EndsWhenTheDaemonSaysThatTheModelChanged) {
       << moecached_last_error();
   const moecached_shm_lane words = daemon_->lane_words(0);
   EXPECT_EQ(words.completed, words.begun >> 16) << "a failed call must hold no epoch";
+  const std::vector<SeenMessage> leases = daemon_->wait_for(MOECACHED_RECORD_LEASE, 1);
+  ASSERT_EQ(leases.size(), 1u);
+  EXPECT_GE(words.completed, leases[0].epoch) << "the next call must not use other experts in that epoch";
   EXPECT_EQ(counters().fallback_reads, 0u);
 }
 

@@ -147,8 +147,7 @@ int main(int argc, char** argv) {
                                                                     .part_bytes = {64, 64, 64},
                                                                     .stream_half_bytes = 4096});
     test::FakeOptions behaviour;
-    behaviour.wants_doorbell = false;  // as the real one while records flow: it looks every 20 ms
-    behaviour.tick_ms = 10;
+    behaviour.tick_ms = 20;  // as the real one while records flow
     daemon = std::make_unique<test::FakeDaemon>(socket, *file, behaviour);
     options.socket = socket.c_str();
     options.models = {file->paths()[0].c_str()};

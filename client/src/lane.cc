@@ -58,7 +58,6 @@ moecached_status Lane::resolve(std::uint32_t layer, const IdMatrix& ids, std::in
   }
   scatter(ids, slots_out);
   note_lookups(n_pairs, hits);
-  channel_.ring_if_wanted();
   return MOECACHED_OK;
 }
 
@@ -82,14 +81,12 @@ moecached_status Lane::resolve_resident(std::uint32_t layer, std::span<const std
   std::partition(distinct_.begin(), distinct_.begin() + static_cast<std::ptrdiff_t>(n_distinct_), resident);
   if (n_resident > 0) note_route(layer, MOECACHED_FLAG_PREFILL, {distinct_.data(), n_resident});
   note_lookups(n_resident, n_resident);
-  channel_.ring_if_wanted();
   return MOECACHED_OK;
 }
 
 void Lane::end() {
   if (!pins_.empty()) release_pins();
   channel_.complete();
-  channel_.ring_if_wanted();
 }
 
 // Collects the distinct ids. A stamp per expert instead of a set to be cleared: no work but one compare per

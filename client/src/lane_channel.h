@@ -30,8 +30,7 @@ class LaneChannel {
   [[nodiscard]] std::uint32_t index() const noexcept { return block_->index; }
 
   // Steps 1 and 2 of the protocol: ends the last epoch, begins the next one in `layer`. Entries loaded after
-  // it stay valid until complete() or the next begin(). Also what makes earlier stores of this lane visible
-  // before ring_if_wanted() looks at the daemon's wish.
+  // it stay valid until complete() or the next begin().
   void begin(std::uint32_t layer) noexcept {
     moecached_shm_lane& lane = *block_->words;
     store_release(&lane.completed, block_->epoch);
@@ -39,15 +38,8 @@ class LaneChannel {
     store_then_fence(&lane.begun, block_->epoch << 16 | layer);
   }
 
-  // The lane uses nothing any more. Fenced, for ring_if_wanted().
-  void complete() noexcept { store_then_fence(&block_->words->completed, block_->epoch); }
-
-  // A daemon that sleeps says so before it looks at the lane a last time; an unfenced store that it may miss
-  // (a ROUTE record) is told at the lane's next begin() or complete().
-  void ring_if_wanted() noexcept {
-    if (load_relaxed(&block_->words->want_doorbell) != 0) [[unlikely]]
-      connection_->ring_doorbell();
-  }
+  // The lane uses nothing any more. Nobody is told: a daemon that waits for it looks every millisecond.
+  void complete() noexcept { store_release(&block_->words->completed, block_->epoch); }
 
   // Never waits. Returns how many records were dropped because the ring has no room for all of them.
   std::uint64_t post_route(std::uint32_t layer, std::uint16_t flags,

@@ -273,8 +273,7 @@ struct moecached_shm_lane {
   uint32_t lease_status;      // moecached_grant_status, valid once lease_done has its seq
   uint32_t stream_done[2];    // futex words
   uint32_t stream_status[2];
-  uint32_t want_doorbell;     // 1: the daemon sleeps and waits for an epoch or a record of this lane
-  uint32_t reserved0[7];
+  uint32_t reserved0[8];
   struct moecached_shm_record ring[MOECACHED_RING_RECORDS];
 };
 MOECACHED_STATIC_ASSERT(offsetof(struct moecached_shm_lane, tail) == 64, "one line per writer");

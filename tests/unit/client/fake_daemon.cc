@@ -182,9 +182,6 @@ void FakeDaemon::run() {
                        {-1, POLLIN, 0}};
     {
       std::unique_lock lock(mutex_);
-      // Say so first, look once more then: what the client stores after that look, it announces with the
-      // doorbell.
-      if (options_.wants_doorbell) want_doorbell(1);
       work();
       changed_.notify_all();
       if (stop_) return;
@@ -194,7 +191,6 @@ void FakeDaemon::run() {
     drain_eventfd(wake_);
     drain_eventfd(doorbell_);
     std::unique_lock lock(mutex_);
-    want_doorbell(0);
     if (hang_up_) close_connection();
     hang_up_ = false;
     if ((waits[2].revents & POLLIN) != 0) {
@@ -430,10 +426,6 @@ void FakeDaemon::load(std::uint32_t layer, std::uint32_t slot, std::int32_t expe
   state.last_use = ++uses_;
   std::atomic_ref(entry(layer, static_cast<std::uint32_t>(expert)))
       .store(static_cast<std::int32_t>(slot), std::memory_order_release);
-}
-
-void FakeDaemon::want_doorbell(std::uint32_t value) {
-  for (std::uint32_t i = 0; i < options_.n_lanes; ++i) std::atomic_ref(lane(i).want_doorbell).exchange(value);
 }
 
 moecached_shm_lane& FakeDaemon::lane(std::uint32_t index) { return lanes_of(session_)[index]; }

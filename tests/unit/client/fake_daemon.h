@@ -43,9 +43,7 @@ struct ModelSegmentView {
 struct FakeOptions {
   std::uint64_t boot_epoch = 0x1234;
   std::uint32_t n_lanes = MOECACHED_MAX_LANES;
-  bool wants_doorbell =
-      true;             // else it looks at its lanes every tick, and the doorbell rings for requests alone
-  int tick_ms = -1;     // -1: none
+  int tick_ms = 1;      // looks at its lanes that often; the doorbell rings for requests alone
   bool silent = false;  // takes the connection and never answers
   std::function<void(moecached_shm_header&, moecached_shm_session&)> spoil_session = nullptr;
   std::function<void(moecached_handle_welcome&)> spoil_welcome = nullptr;
@@ -133,7 +131,6 @@ class FakeDaemon {
   bool grace_over(const Slot& slot);
   bool leased(std::uint32_t layer, std::int32_t expert, const std::vector<std::uint16_t>& own);
   void load(std::uint32_t layer, std::uint32_t slot, std::int32_t expert);
-  void want_doorbell(std::uint32_t value);
   moecached_shm_lane& lane(std::uint32_t index);
   std::int32_t& entry(std::uint32_t layer, std::uint32_t expert);
 

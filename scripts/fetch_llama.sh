@@ -16,7 +16,7 @@ mkdir -p "$dir/npm"
 (cd "$dir/npm" && npm install --silent --no-audit --no-fund --ignore-scripts --omit=optional --no-save --no-package-lock \
   "node-llama-cpp@$version" "@node-llama-cpp/$platform@$version" >/dev/null)
 bundle=$dir/npm/node_modules/node-llama-cpp/llama/gitRelease.bundle
-git clone -q "$bundle" "$dir/source"
+git -c advice.detachedHead=false clone -q "$bundle" "$dir/source"
 ln -s "npm/node_modules/@node-llama-cpp/$platform/bins/$platform" "$dir/lib"
 [ -e "$dir/lib/libllama.v0.5.0.so" ] || { echo "moecached: the npm package has no libllama.v0.5.0.so" >&2; exit 1; }
 touch "$dir/.done-$version"

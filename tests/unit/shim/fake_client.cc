@@ -96,6 +96,10 @@ FakeDaemon& fake_daemon() {
   return daemon;
 }
 
+moecached_status fake_fail(moecached_status status, std::string text) {
+  return fail(status, std::move(text));
+}
+
 void reset_fake_daemon() { fake_daemon() = FakeDaemon(); }
 
 void FakeDaemon::move_windows() {

@@ -31,6 +31,15 @@ struct FakeLayer {
   std::vector<FakePart> parts;
 };
 
+// What a lane on a GPU was told at the end of an epoch.
+struct FakeSubmit {
+  bool has_events = false;
+  uint32_t n_tokens = 0;
+  bool is_prefill = false;
+  std::vector<uint16_t> layers;
+  std::vector<std::vector<int32_t>> slots;  // by row
+};
+
 // What the fake daemon serves and which faults it has. Set before the model is opened.
 struct FakeDaemon {
   std::vector<FakeLayer> layers;
@@ -46,6 +55,14 @@ struct FakeDaemon {
   // Moves all windows to new addresses, as a reconnect does.
   void move_windows();
 
+  // Models on a GPU.
+  moecached_status gpu_status = MOECACHED_OK;    // of opening one
+  moecached_status begin_status = MOECACHED_OK;  // of every epoch from now on
+  bool all_resident = false;
+  uint32_t gpu_gap = 3;        // slots that hold no expert
+  bool move_in_begin = false;  // of the next epoch
+  void move_gpu_windows();
+
   // Seen by the fake.
   uint64_t reconnects = 0;
   uint64_t reads = 0;
@@ -53,10 +70,15 @@ struct FakeDaemon {
   uint64_t ends = 0;
   uint64_t open_models = 0;
   uint64_t open_lanes = 0;
+  std::vector<std::string> calls;  // of GPU lanes, and what the mini GPU adds
+  std::vector<FakeSubmit> submits;
+  std::vector<uint8_t> opened_uuids;  // first bytes
 };
 
 FakeDaemon& fake_daemon();
 void reset_fake_daemon();
+// Sets the text of moecached_last_error().
+moecached_status fake_fail(moecached_status status, std::string text);
 
 }  // namespace moecached::testing
 #endif  // MOECACHED_TESTS_UNIT_SHIM_FAKE_CLIENT_H_

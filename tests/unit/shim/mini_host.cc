@@ -14,6 +14,7 @@
 
 #include "shim/ggml/host_api.h"
 #include "shim/ggml/weight_buffer.h"
+#include "tests/unit/shim/mini_gpu.h"
 
 namespace moecached::testing {
 namespace {
@@ -77,6 +78,17 @@ void add(ggml_tensor& node) {
   }
 }
 
+void get_rows(ggml_tensor& node) {
+  const ggml_tensor& ids = *node.src[1];
+  for (int64_t row = 0; row < ids.ne[1]; ++row) {
+    for (int64_t column = 0; column < ids.ne[0]; ++column) {
+      const int32_t id = element<int32_t>(ids, column, row);
+      if (id < 0 || id >= node.src[0]->ne[1]) throw std::out_of_range("an id outside of the table");
+      element<int32_t>(node, 0, column, row) = element<int32_t>(*node.src[0], 0, id, row);
+    }
+  }
+}
+
 void run_custom(ggml_tensor& node, int threads) {
   ggml_custom_op_params params;
   std::memcpy(&params, node.op_params, sizeof params);
@@ -92,6 +104,16 @@ void install_mini_host(std::vector<GgufEntry> tensors) {
   api.ggml_backend_buffer_init = [](ggml_backend_buffer_type_t type, ggml_backend_buffer_i table,
                                     void* context, std::size_t bytes) {
     return new ggml_backend_buffer{table, type, context, bytes, GGML_BACKEND_BUFFER_USAGE_ANY};
+  };
+  api.ggml_backend_buffer_free = [](ggml_backend_buffer_t buffer) {
+    if (buffer->iface.free_buffer != nullptr) buffer->iface.free_buffer(buffer);
+    delete buffer;
+  };
+  api.ggml_backend_buft_alloc_buffer = [](ggml_backend_buffer_type_t type, std::size_t bytes) {
+    return type->iface.alloc_buffer(type, bytes);
+  };
+  api.ggml_backend_reg_by_name = [](const char* name) {
+    return std::strcmp(name, "CUDA") == 0 ? mini_gpu_registry() : nullptr;
   };
   api.gguf_init_from_file = [](const char*, gguf_init_params) {
     return reinterpret_cast<gguf_context*>(&g_gguf_context);
@@ -154,6 +176,9 @@ ggml_status MiniBackend::compute(ggml_backend_t backend, ggml_cgraph* graph) {
     switch (node.op) {
       case GGML_OP_CUSTOM:
         run_custom(node, self->threads);
+        break;
+      case GGML_OP_GET_ROWS:
+        get_rows(node);
         break;
       case GGML_OP_MUL_MAT_ID:
         multiply(node);

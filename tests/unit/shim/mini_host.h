@@ -60,13 +60,14 @@ class MappedFile {
 };
 
 // Runs the nodes of a graph one by one, the abort callback behind each, as ggml's CPU backend does.
-// `threads` calls a CUSTOM node that often. Knows CUSTOM, MUL_MAT_ID, ADD_ID and SCALE (by two, so that a
-// node in between shows).
+// `threads` calls a CUSTOM node that often. Knows CUSTOM, GET_ROWS of int32, MUL_MAT_ID, ADD_ID and SCALE (by
+// two, so that a node in between shows).
 struct MiniBackend {
   ggml_abort_callback abort = nullptr;
   void* abort_data = nullptr;
   int threads = 3;
   std::vector<const ggml_tensor*> computed;  // in order, resolving nodes included
+  std::vector<uint64_t> uids;                // of the graphs, on a mini GPU
   ggml_backend backend = {};
   MiniBackend();
   static ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph);

@@ -80,10 +80,16 @@ struct CommandLine {
     doctor =
         command(app, "doctor", "every fallback taken, every expert tensor left out and why, and what to do");
     run_ = command(app, "run", "run -- PROGRAM ARGUMENTS: with its experts in moecached");
-    run_->add_option("--pool-bytes", run.pool_bytes, "memory of the private daemon (4GiB, 25%)")
+    run_->add_option("--pool-bytes", run.daemon.pool_bytes, "memory of the private daemon (4GiB, 25%)")
         ->type_name("SIZE");
-    run_->add_option("--slots", run.slots, "its slots of each layer")->type_name("N|P%");
-    run_->add_option("--policy", run.policy, "its eviction policy")->type_name("SPEC");
+    run_->add_option("--slots", run.daemon.slots, "its slots of each layer")->type_name("N|P%");
+    run_->add_option("--policy", run.daemon.policy, "its eviction policy")->type_name("SPEC");
+    run_->add_option("--gpu-slots", run.daemon.gpu_slots, "its slots of each layer in GPU memory")
+        ->type_name("N|P%");
+    run_->add_option("--gpu-bytes", run.daemon.gpu_bytes, "its share of a GPU's memory (8GiB, 50%)")
+        ->type_name("SIZE");
+    run_->add_option("--gpu-keep-free", run.daemon.gpu_keep_free, "GPU memory that it leaves to others")
+        ->type_name("SIZE");
     run_->add_flag("--private", run.always_private, "start a private daemon even if one is running");
     run_->add_option("--plugin", run.plugin, "libggml-moecache.so, if it is not found")->type_name("PATH");
     run_->add_flag("--no-flags", run.no_flags, "set the environment only, add no -ot to llama.cpp programs");

@@ -15,7 +15,6 @@
 
 #include "client/ctl/child.h"
 #include "client/ctl/private_daemon.h"
-#include "client/ctl/run_plan.h"
 
 namespace moecached::ctl {
 namespace {
@@ -58,21 +57,14 @@ std::variant<Sockets, Failure> find_running(ControlClient& client, const RunOpti
     return Sockets{};
   }
   if (failure) return Failure{kExitRunFailed, failure->text + " (--private starts one of your own)"};
-  if (!options.pool_bytes.empty() || !options.slots.empty() || !options.policy.empty()) {
-    return Failure{kExitUsage,
-                   "--pool-bytes, --slots and --policy are for a private daemon, but one is running at " +
-                       client.socket() + ": leave them out, or add --private"};
+  if (const std::string given = given_options(options.daemon); !given.empty()) {
+    const bool one = given.find(' ') == std::string::npos;
+    return Failure{kExitUsage, given + (one ? " is" : " are") +
+                                   " for a private daemon, but one is running at " + client.socket() +
+                                   ": leave " + (one ? "it" : "them") + " out, or add --private"};
   }
   return Sockets{.control = client.socket(),
                  .handle = reachable_handle(status.handle_socket(), client.socket())};
-}
-
-std::vector<std::string> daemon_arguments(const RunOptions& options) {
-  std::vector<std::string> arguments;
-  if (!options.pool_bytes.empty()) arguments.push_back("--pool-bytes=" + options.pool_bytes);
-  if (!options.slots.empty()) arguments.push_back("--pool-slots=" + options.slots);
-  if (!options.policy.empty()) arguments.push_back("--policy-default=" + options.policy);
-  return arguments;
 }
 
 void forward(int signal_fd, const Child& child) {
@@ -136,7 +128,7 @@ int run_program(ControlClient& client, const RunOptions& options) {
                                        " or in PATH to start one"});
     }
     auto started = PrivateDaemon::start(
-        {.program = daemon_program, .arguments = daemon_arguments(options), .signal_fd = signal_fd});
+        {.program = daemon_program, .arguments = daemon_arguments(options.daemon), .signal_fd = signal_fd});
     if (const auto* failure = std::get_if<Failure>(&started)) return fail(*failure);
     if (const auto* interrupted = std::get_if<PrivateDaemon::Interrupted>(&started))
       return 128 + interrupted->signal;

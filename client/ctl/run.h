@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "client/ctl/control_client.h"
+#include "client/ctl/run_plan.h"
 
 namespace moecached::ctl {
 
 struct RunOptions {
-  std::vector<std::string> command;       // not empty
-  std::string pool_bytes, slots, policy;  // of the private daemon; empty: its defaults
-  std::string plugin;                     // empty: searched for
+  std::vector<std::string> command;  // not empty
+  DaemonSizes daemon;                // of the private one
+  std::string plugin;                // empty: searched for
   bool always_private = false;
   bool no_flags = false;  // environment only
 };

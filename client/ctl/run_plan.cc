@@ -37,7 +37,43 @@ std::string base_name(const std::string& path) {
   return path.substr(path.rfind('/') == std::string::npos ? 0 : path.rfind('/') + 1);
 }
 
+struct DaemonOption {
+  std::string DaemonSizes::*value;
+  const char* option;  // of `run`
+  const char* flag;    // of the daemon
+};
+constexpr DaemonOption kDaemonOptions[] = {
+    {&DaemonSizes::pool_bytes, "--pool-bytes", "--pool-bytes"},
+    {&DaemonSizes::slots, "--slots", "--pool-slots"},
+    {&DaemonSizes::policy, "--policy", "--policy-default"},
+    {&DaemonSizes::gpu_slots, "--gpu-slots", "--gpu-slots"},
+    {&DaemonSizes::gpu_bytes, "--gpu-bytes", "--gpu-bytes"},
+    {&DaemonSizes::gpu_keep_free, "--gpu-keep-free", "--gpu-keep-free"},
+};
+
 }  // namespace
+
+std::vector<std::string> daemon_arguments(const DaemonSizes& sizes) {
+  std::vector<std::string> arguments;
+  for (const DaemonOption& option : kDaemonOptions) {
+    const std::string& value = sizes.*option.value;
+    if (!value.empty()) arguments.push_back(std::string(option.flag) + "=" + value);
+  }
+  return arguments;
+}
+
+std::string given_options(const DaemonSizes& sizes) {
+  std::vector<std::string> given;
+  for (const DaemonOption& option : kDaemonOptions) {
+    if (!(sizes.*option.value).empty()) given.push_back(option.option);
+  }
+  std::string text;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    if (i > 0) text += i + 1 == given.size() ? " and " : ", ";
+    text += given[i];
+  }
+  return text;
+}
 
 std::string executable_directory() {
   std::error_code error;

@@ -21,6 +21,17 @@ struct PluginSearch {
 // $MOECACHED_DAEMON, then around moecachectl, then $PATH. Empty: none.
 [[nodiscard]] std::string find_daemon(const std::string& directory);
 
+// What `run` can say of the private daemon; empty: its defaults.
+struct DaemonSizes {
+  std::string pool_bytes = {}, slots = {}, policy = {};
+  std::string gpu_slots = {}, gpu_bytes = {}, gpu_keep_free = {};
+};
+[[nodiscard]] std::vector<std::string> daemon_arguments(const DaemonSizes& sizes);
+// The options of `run` that were given, for the sentence that refuses them beside a running daemon: "--slots
+// and
+// --policy". Empty: none.
+[[nodiscard]] std::string given_options(const DaemonSizes& sizes);
+
 struct ProgramSearch {
   std::string path;      // empty: see error_number
   int error_number = 0;  // ENOENT or EACCES

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <regex>
 
 namespace moecached::ctl {
 namespace {
@@ -42,6 +43,35 @@ TEST(ExtraFlags, AnotherOverrideOfTheUserIsNot) {
   EXPECT_THAT(extra_flags({"llama-server", "-ot", "attn=CPU"}, ""), ElementsAre("-ot", kOverride));
   EXPECT_THAT(extra_flags({"llama-server", "-p", "MOECACHE"}, "attn=CPU"), ElementsAre("-ot", kOverride));
   EXPECT_THAT(extra_flags({"llama-server", "-ot"}, ""), ElementsAre("-ot", kOverride));
+}
+
+// -ot matches anywhere in the name, so the biases of gpt-oss go along with their weights.
+TEST(ExtraFlags, TheOverrideMatchesWeightsAndBiasesOfExpertsAndNothingElse) {
+  const std::string flag = extra_flags({"llama-cli"}, "").at(1);
+  const std::regex pattern(flag.substr(0, flag.find('=')));
+  for (const char* name : {"blk.0.ffn_gate_exps.weight", "blk.17.ffn_down_exps.bias",
+                           "blk.3.ffn_gate_up_exps.weight", "blk.3.ffn_up_exps.bias"}) {
+    EXPECT_TRUE(std::regex_search(name, pattern)) << name;
+  }
+  for (const char* name :
+       {"blk.0.ffn_gate_inp.weight", "blk.0.ffn_up_shexp.weight", "blk.0.ffn_down.weight"}) {
+    EXPECT_FALSE(std::regex_search(name, pattern)) << name;
+  }
+}
+
+TEST(DaemonArguments, AreTheDaemonsFlags) {
+  EXPECT_THAT(daemon_arguments({}), IsEmpty());
+  EXPECT_THAT(daemon_arguments({.pool_bytes = "4GiB", .slots = "25%", .policy = "lru"}),
+              ElementsAre("--pool-bytes=4GiB", "--pool-slots=25%", "--policy-default=lru"));
+  EXPECT_THAT(daemon_arguments({.gpu_slots = "16", .gpu_bytes = "8GiB", .gpu_keep_free = "1GiB"}),
+              ElementsAre("--gpu-slots=16", "--gpu-bytes=8GiB", "--gpu-keep-free=1GiB"));
+}
+
+TEST(DaemonArguments, AreNamedWhenTheyCannotBeUsed) {
+  EXPECT_EQ(given_options({}), "");
+  EXPECT_EQ(given_options({.gpu_bytes = "8GiB"}), "--gpu-bytes");
+  EXPECT_EQ(given_options({.slots = "8", .gpu_slots = "16", .gpu_keep_free = "1GiB"}),
+            "--slots, --gpu-slots and --gpu-keep-free");
 }
 
 TEST(WithEnvironment, ReplacesAddsAndRemoves) {

@@ -50,9 +50,10 @@ class Counters:
 def parse_stats(stats):
     total = stats["total"]
     upload_ns = total.get("upload_ns")
+    device_bytes = stats.get("device_bytes")
     return Counters(lookups=total["lookups"], hits=total["hits"], bytes_read=total["bytes_read"], records_dropped=stats["records_dropped"],
-                    upload_bytes=total.get("upload_bytes"), upload_s=None if upload_ns is None else upload_ns / 1e9,
-                    gpu_bytes=stats.get("gpu_bytes_backed"))
+                    upload_bytes=total.get("bytes_uploaded"), upload_s=None if upload_ns is None else upload_ns / 1e9,
+                    gpu_bytes=device_bytes)
 
 
 def grown(before, after):

@@ -88,7 +88,6 @@ moecached_status GpuLane::begin() {
 moecached_status GpuLane::catch_up() {
   if (const auto status = settle()) return status;
   store_then_fence(&block_->words->completed, block_->epoch);
-  if (load_relaxed(&block_->words->want_doorbell) != 0) connection_->ring_doorbell();
   if (const auto status = wait_until_loaded()) return status;
   if (load_acquire(&mapping_->words().gpu->n_chunks) > mapping_->chunks_mapped()) {
     // Without this memory no graph may run: the table may name its slots from now on.
@@ -217,7 +216,6 @@ moecached_status GpuLane::submit(const moecached_gpu_submit& submit) {
     return status;
   }
   begun_ = false;
-  if (load_relaxed(&words.want_doorbell) != 0) connection_->ring_doorbell();
   return MOECACHED_OK;
 }
 

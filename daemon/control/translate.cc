@@ -1,5 +1,7 @@
 #include "daemon/control/translate.h"
 
+#include <algorithm>
+
 namespace moecached {
 namespace {
 
@@ -38,6 +40,7 @@ void add_model(const ModelReport& model, control::v1::Counters* to) {
   to->set_streamed_parts(to->streamed_parts() + model.streamed_parts);
   to->set_streamed_bytes(to->streamed_bytes() + model.streamed_bytes);
   to->set_bytes_uploaded(to->bytes_uploaded() + model.bytes_uploaded);
+  to->set_upload_ns(std::max(to->upload_ns(), model.upload_ns));
   to->set_bytes_in_place(to->bytes_in_place() + model.bytes_in_place);
   to->set_epochs(to->epochs() + model.epochs);
 }
@@ -141,6 +144,7 @@ void translate(const StatsSource& from, control::v1::Stats* to) {
     out->set_name(model.name);
     add_model(model, out->mutable_counters());
     add_model(model, to->mutable_total());
+    to->set_device_bytes(to->device_bytes() + model.device_bytes);
   }
   to->mutable_total();  // present even when there is no model
   to->set_sessions(static_cast<std::uint32_t>(from.sessions.size()));

@@ -42,6 +42,7 @@ struct ModelReport {
   bool loading = false;              // pinned memory does not hold every expert yet
   std::uint64_t device_bytes = 0;    // device memory for slots
   std::uint64_t bytes_uploaded = 0;  // into device slots
+  std::uint64_t upload_ns = 0;       // time in which copies to this GPU were under way, of all its models
   std::uint64_t bytes_in_place = 0;  // of missing experts, read by kernels over the link
   std::uint64_t epochs = 0;          // graphs computed
   std::vector<LayerReport> layers;

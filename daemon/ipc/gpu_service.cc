@@ -764,6 +764,7 @@ void GpuService::report(std::vector<ModelReport>* models) const {
     out.loading = model.load_state() == MOECACHED_LOADING;
     out.bytes_read = model.bytes_loaded;
     out.bytes_uploaded = model.bytes_uploaded;
+    out.upload_ns = entry->device->queue->copy_ns();
     out.bytes_in_place = model.bytes_in_place;
     out.epochs = model.epochs;
     const std::span<const LayerCounters> counters =

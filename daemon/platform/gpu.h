@@ -83,6 +83,7 @@ class GpuQueue {
   [[nodiscard]] virtual std::size_t room() const = 0;
   virtual void poll(std::vector<Done>* done) = 0;
   [[nodiscard]] virtual int event_fd() const = 0;  // readable when poll has something
+  [[nodiscard]] virtual std::uint64_t copy_ns() const = 0;  // time in which copies were under way; any thread
 };
 
 struct GpuMemoryInfo {

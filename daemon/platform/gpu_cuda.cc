@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -260,6 +261,7 @@ class CudaQueue final : public GpuQueue {
     done_.clear();
   }
   int event_fd() const override { return wake_.fd(); }
+  std::uint64_t copy_ns() const override { return copy_ns_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr std::size_t kOutstandingMax = 8192;
@@ -287,6 +289,7 @@ class CudaQueue final : public GpuQueue {
     std::vector<Done> finished;
     for (;;) {
       const bool busy = std::ranges::any_of(lanes_, [](const Lane& lane) { return !lane.in_flight.empty(); });
+      count_copy_time();
       {
         std::unique_lock lock(mutex_);
         if (!busy) changed_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
@@ -307,6 +310,18 @@ class CudaQueue final : public GpuQueue {
         std::this_thread::sleep_for(std::chrono::microseconds(10));
       }
     }
+  }
+
+  void count_copy_time() {
+    const bool copying = std::any_of(lanes_.begin(), lanes_.begin() + kCopyLanes,
+                                     [](const Lane& lane) { return !lane.in_flight.empty(); });
+    const auto now = std::chrono::steady_clock::now();
+    if (was_copying_) {
+      const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now - counted_until_).count();
+      copy_ns_.fetch_add(static_cast<std::uint64_t>(ns), std::memory_order_relaxed);
+    }
+    was_copying_ = copying;
+    counted_until_ = now;
   }
 
   void start(Job& job, std::vector<Done>* finished) {
@@ -371,6 +386,9 @@ class CudaQueue final : public GpuQueue {
   std::vector<CUevent> events_;
   std::size_t next_copy_lane_ = 0;
   bool lost_ = false;
+  bool was_copying_ = false;
+  std::chrono::steady_clock::time_point counted_until_;
+  std::atomic<std::uint64_t> copy_ns_{0};
   std::thread thread_;
 };
 

@@ -148,6 +148,7 @@ class GpuClient {
       layers[layer] = static_cast<std::uint16_t>(layer);
       moecached_gpu_layer_info info{};
       EXPECT_EQ(moecached_gpu_model_layer(model_, layer, &info), MOECACHED_OK);
+      if (info.by_expert != 0) layers[layer] = static_cast<std::uint16_t>(layer | MOECACHED_GPU_BY_EXPERT);
       const auto* table = reinterpret_cast<const std::int32_t*>(info.table);
       const std::uint32_t start = static_cast<std::uint32_t>(random());
       for (std::uint32_t k = 0; k < kTopK; ++k) {
@@ -155,7 +156,7 @@ class GpuClient {
         const std::int32_t slot = __atomic_load_n(table + expert, __ATOMIC_ACQUIRE);
         slots_[layer * kTopK + k] = slot;
         ++out.slots;
-        if (slot < static_cast<std::int32_t>(kExperts)) ++out.device_slots;
+        if (info.by_expert == 0 && slot < static_cast<std::int32_t>(kExperts)) ++out.device_slots;
         if (slot < 0 || slot >= static_cast<std::int32_t>(info.n_slots) || !holds(layer, info.n_parts, expert, slot))
           ++out.wrong;
       }

@@ -250,6 +250,7 @@ struct Figures {
   double prompt_s = 0;
   double decode_s = 0;
   int decoded = 0;  // tokens evaluated one by one
+  int n_vocabulary = 0;
 };
 
 void write_json(const std::string& path, const Figures& figures) {
@@ -260,7 +261,7 @@ void write_json(const std::string& path, const Figures& figures) {
   out << "],\"text\":" << json_string(figures.text) << ",\"load_s\":" << figures.load_s
       << ",\"prompt_tokens_per_s\":"
       << rate(static_cast<double>(figures.prompt_tokens.size()), figures.prompt_s)
-      << ",\"decode_tokens_per_s\":" << rate(figures.decoded, figures.decode_s)
+      << ",\"n_vocabulary\":" << figures.n_vocabulary << ",\"decode_tokens_per_s\":" << rate(figures.decoded, figures.decode_s)
       << ",\"rss_peak_bytes\":" << status_bytes("VmHWM") << ",\"rss_anon_bytes\":" << status_bytes("RssAnon")
       << ",\"rss_file_bytes\":" << status_bytes("RssFile")
       << ",\"rss_shmem_bytes\":" << status_bytes("RssShmem") << "}\n";
@@ -468,6 +469,7 @@ void Host::evaluate(std::vector<llama_token>& tokens, int first_position) {
 Figures Host::run() {
   Figures figures;
   figures.load_s = load_s_;
+  figures.n_vocabulary = LLAMA(llama_vocab_n_tokens)(vocabulary_);
   figures.prompt_tokens = tokenize(options_.prompt);
   const int n_prompt = static_cast<int>(figures.prompt_tokens.size());
   if (n_prompt + options_.n_predict > static_cast<int>(options_.context)) {

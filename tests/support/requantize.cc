@@ -26,7 +26,7 @@ void* open_library(const std::filesystem::path& folder, const char* stem) {
 
 int main(int argc, char** argv) {
   if (argc != 6 || std::strcmp(argv[1], "--libs") != 0) {
-    std::fprintf(stderr, "usage: moecached_requantize --libs DIR IN.gguf OUT.gguf q8_0|mxfp4|f32\n");
+    std::fprintf(stderr, "usage: moecached_requantize --libs DIR IN.gguf OUT.gguf q8_0|q6_k|mxfp4|f32\n");
     return 2;
   }
   const std::filesystem::path libs = argv[2];
@@ -45,6 +45,6 @@ int main(int argc, char** argv) {
   llama_model_quantize_params params = defaults();
   params.allow_requantize = true;
   params.nthread = 2;
-  params.ftype = kind == "mxfp4" ? LLAMA_FTYPE_MOSTLY_MXFP4_MOE : kind == "f32" ? LLAMA_FTYPE_ALL_F32 : LLAMA_FTYPE_MOSTLY_Q8_0;
+  params.ftype = kind == "mxfp4" ? LLAMA_FTYPE_MOSTLY_MXFP4_MOE : kind == "q6_k" ? LLAMA_FTYPE_MOSTLY_Q6_K : kind == "f32" ? LLAMA_FTYPE_ALL_F32 : LLAMA_FTYPE_MOSTLY_Q8_0;
   return quantize(argv[3], argv[4], &params) == 0 ? 0 : 1;
 }

@@ -1,0 +1,121 @@
+"""On a GPU: logits and tokens are those of the stock run with everything in VRAM, while experts are swapped as fast as possible.
+
+Batches of up to eight tokens take kernels whose sums do not depend on how many slots a tensor has, so bytes are compared. Larger
+ones add up in another order while a layer is partly resident; what may differ then is bounded by what stock itself
+differs between two batch sizes (ARCHITECTURE.md).
+"""
+import array
+import glob
+import math
+import os
+import unittest
+
+import harness
+from harness import Daemon, Host, LONG_PROMPT
+
+EXPERTS = 32
+CHURN = {"MOECACHED_TEST_CHURN": "1"}
+SMALL = ("--batch", "4", "--ubatch", "4")
+
+
+def divergence(left, right, n_vocab):
+    """Mean Kullback-Leibler divergence of the rows' next-token distributions."""
+    total, rows = 0.0, len(left) // n_vocab
+    for row in range(rows):
+        a, b = left[row * n_vocab:(row + 1) * n_vocab], right[row * n_vocab:(row + 1) * n_vocab]
+        top_a, top_b = max(a), max(b)
+        log_a = math.log(sum(math.exp(x - top_a) for x in a)) + top_a
+        log_b = math.log(sum(math.exp(x - top_b) for x in b)) + top_b
+        total += sum(math.exp(x - log_a) * ((x - log_a) - (y - log_b)) for x, y in zip(a, b))
+    return total / rows
+
+
+class GpuIdentity(harness.HostTestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        if not os.path.exists("/dev/nvidiactl") or not glob.glob(os.path.join(harness.LIBS, "libggml-cuda*")):
+            raise unittest.SkipTest("no GPU, or no llama.cpp libraries with CUDA in MOECACHED_LLAMA_LIBS")
+
+    def assert_on_gpu(self, run, daemon):
+        self.assertIsNotNone(run.stats, "the plugin wrote no counters: it was not in use")
+        self.assertGreater(run.stats["gpu_computes"], 0)
+        model = daemon.models()[0]
+        self.assertTrue(model["device"].startswith("GPU-"))
+        layers = model["layers"]
+        self.assertGreater(sum(layer["lookups"] for layer in layers), 0)
+        return layers
+
+    def check(self, model):
+        reference = Host(model, *SMALL, n_predict=96).finish()
+        for slots in (3, 8, 16, 32):
+            with self.subTest(model=model.name, slots=slots), \
+                    Daemon("--gpu-slots", str(slots), "--gpu-keep-free", "0", environment=CHURN) as daemon:
+                run = Host(model, *SMALL, daemon=daemon, n_predict=96).finish()
+                layers = self.assert_on_gpu(run, daemon)
+                self.assertGreater(sum(layer["hits"] for layer in layers), 0, "no device slot was read")
+                if slots < EXPERTS:
+                    self.assertGreater(sum(layer["evictions"] for layer in layers), 0, "nothing was swapped meanwhile")
+                self.assert_same(run, reference)
+
+    def test_q4_k(self):
+        self.check(harness.Q4_K)
+
+    def test_q6_k(self):
+        self.check(harness.requantized("q6_k"))
+
+    def test_q8_0(self):
+        self.check(harness.requantized("q8_0"))
+
+    def test_mxfp4(self):
+        self.check(harness.requantized("mxfp4"))
+
+    def test_a_prompt_batch_before_device_slots_exist_is_stocks(self):
+        reference = Host(harness.Q4_K, prompt=LONG_PROMPT, n_predict=64).finish()
+        for slots in (8, 32):
+            with self.subTest(slots=slots), Daemon("--gpu-slots", str(slots), "--gpu-keep-free", "0") as daemon:
+                run = Host(harness.Q4_K, daemon=daemon, prompt=LONG_PROMPT, n_predict=64).finish()
+                self.assert_on_gpu(run, daemon)
+                self.assert_same(run, reference)
+
+    def test_a_prompt_batch_over_partly_resident_layers_differs_no_more_than_stock_itself(self):
+        reference = Host(harness.Q4_K, prompt=LONG_PROMPT, n_predict=1).finish()
+        other = Host(harness.Q4_K, "--ubatch", "32", prompt=LONG_PROMPT, n_predict=1).finish()
+        with Daemon("--gpu-slots", "8", "--gpu-keep-free", "0") as daemon:
+            Host(harness.Q4_K, daemon=daemon, n_predict=64).finish()  # adds and fills the device slots
+            run = Host(harness.Q4_K, daemon=daemon, prompt=LONG_PROMPT, n_predict=1).finish()
+            self.assert_on_gpu(run, daemon)
+        logits = [array.array("f", r.logits) for r in (reference, other, run)]
+        n_vocab = reference.figures["n_vocabulary"]
+        own, ours = divergence(logits[0], logits[1], n_vocab), divergence(logits[0], logits[2], n_vocab)
+        print(f"KL divergence: stock with another batch size {own:.2e}, partly resident {ours:.2e}")
+        self.assertLessEqual(ours, max(2 * own, 1e-5))
+
+    def test_without_grace_periods_it_is_noticed(self):
+        reference = Host(harness.Q4_K, *SMALL, n_predict=400).finish()
+        with Daemon("--gpu-slots", "8", "--gpu-keep-free", "0", environment={**CHURN, "MOECACHED_TEST_NO_GRACE": "1"}) as daemon:
+            run = Host(harness.Q4_K, *SMALL, daemon=daemon, n_predict=400).finish()
+        self.assertFalse(run.logits == reference.logits, "slots were reused under the graphs, and nobody noticed")
+
+    def test_daemon_killed_in_decode_and_restarted(self):
+        reference = Host(harness.Q4_K, *SMALL, n_predict=600).finish()
+        daemon = Daemon("--gpu-slots", "8", "--gpu-keep-free", "0", environment=CHURN)
+        with daemon:
+            host = Host(harness.Q4_K, *SMALL, daemon=daemon, n_predict=600)
+            harness.wait_for("some graphs", lambda: daemon.models() and daemon.models()[0]["epochs"] > 50)
+            daemon.kill()
+            daemon.start()
+            run = host.finish()
+            self.assert_same(run, reference)
+
+    def test_two_processes_on_one_pool(self):
+        reference = Host(harness.Q4_K, *SMALL, n_predict=200).finish()
+        with Daemon("--gpu-slots", "8", "--gpu-keep-free", "0", environment=CHURN) as daemon:
+            hosts = [Host(harness.Q4_K, *SMALL, daemon=daemon, n_predict=200) for _ in range(2)]
+            for run in [host.finish() for host in hosts]:
+                self.assert_same(run, reference)
+            self.assertEqual(len(daemon.models()), 1)
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -270,9 +270,9 @@ constexpr std::array kSettings = {
     Setting{"gpu.policy", "", kText, "SPEC", "eviction policy of device slots (ewma)",
             [](C& c, T t) { return parse_policy(t, &c.gpu.policy); }, [](const C& c) { return c.gpu.policy; }},
     Setting{"gpu.max_slowdown", "", kInteger, "PERCENT",
-            "what uploads may cost a decoding client; 100: no limit (5)",
+            "what uploads may cost a decoding client; 0: only into free slots, 100: no limit (5)",
             [](C& c, T t) {
-              return store(parse_number(t, {1, 100}), &c.gpu.max_slowdown_percent);
+              return store(parse_number(t, {0, 100}), &c.gpu.max_slowdown_percent);
             },
             [](const C& c) { return std::to_string(c.gpu.max_slowdown_percent); }},
     Setting{"limits.sessions", "", kInteger, "N", "client sessions at once (64)",

@@ -221,6 +221,11 @@ void GpuModel::set_load_state(moecached_load_state state) {
   futex_wake(&gpu.load_state);
 }
 
+void GpuModel::spoil_for_test() {
+  for (std::uint32_t e = 0; e < p_.layout.layers.front().n_experts; ++e)
+    host_slot(LayerIndex(0), 0, ExpertIndex(e))[1] ^= std::byte{0x14};
+}
+
 Status GpuModel::grow(std::span<const std::uint32_t> n_slots) {
   for (std::uint32_t l = 0; l < plans_.size(); ++l) {
     const LayerLayout& layer = p_.layout.layers[l];

@@ -64,6 +64,9 @@ class GpuModel {
   void set_load_state(moecached_load_state state);  // wakes clients
   [[nodiscard]] moecached_load_state load_state() const { return load_state_; }
 
+  // Spoils one byte of every expert of the first layer: tests that compare must notice.
+  void spoil_for_test();
+
   // -- device slots
   // Backs n_slots of each layer with device memory: blocking driver calls, on the queue's thread. kLimit: what was
   // allocated is kept but not used.

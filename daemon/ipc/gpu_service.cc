@@ -92,7 +92,8 @@ GpuService::GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> g
       no_gpu_reason_(config.gpu.devices == "none" ? "gpu.devices is none" : std::move(no_gpu_reason)),
       reads_(reads),
       test_no_grace_(is_set("MOECACHED_TEST_NO_GRACE")),
-      test_churn_(is_set("MOECACHED_TEST_CHURN")) {
+      test_churn_(is_set("MOECACHED_TEST_CHURN")),
+      test_spoil_(is_set("MOECACHED_TEST_SPOIL")) {
   for (std::unique_ptr<Gpu>& gpu : gpus) {
     const std::string uuid = to_string(gpu->id());
     if (config.gpu.devices != "auto" && config.gpu.devices.find(uuid) == std::string::npos) continue;
@@ -187,6 +188,7 @@ void GpuService::load_done(const ReadTable::BulkDone& done) {
   }
   model.bytes_loaded += done.bytes;
   if (model.loads_left > 0) return;
+  if (test_spoil_) model.spoil_for_test();
   model.set_load_state(MOECACHED_COVERED);
   const double seconds = static_cast<double>(monotonic_ns() - entry->load_begun_ns) * 1e-9;
   spdlog::info("model {} ({}): {} MiB of experts in pinned memory after {:.1f} s", model.id().value, model.name(),

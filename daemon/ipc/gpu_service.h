@@ -108,7 +108,7 @@ class GpuService {
   std::uint32_t next_lane_id_ = 0;
   std::uint64_t last_active_ns_ = 0;
   // For the stress test that shows what grace periods are for, and for the one that swaps as fast as it can.
-  const bool test_no_grace_, test_churn_;
+  const bool test_no_grace_, test_churn_, test_spoil_;
   std::uint64_t churn_state_ = 88172645463325252u;
   // Scratch.
   std::vector<GpuQueue::Done> done_;

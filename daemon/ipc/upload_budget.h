@@ -13,7 +13,7 @@ class UploadBudget {
  public:
   struct Options {
     double link_rate = 50e9;    // bytes per second, measured
-    double max_slowdown = 0.05; // share of a client's time; 1 or more: no limit
+    double max_slowdown = 0.05; // share of a client's time; 0: nothing, 1 or more: no limit
   };
   explicit UploadBudget(Options options) : options_(options) {}
 
@@ -27,6 +27,7 @@ class UploadBudget {
     const double keep = std::max(0.0, 1 - dt / kWindow);
     window_seconds_ = window_seconds_ * keep + dt;
     window_bytes_ *= keep;
+    if (options_.max_slowdown <= 0) return;
     if (!active || options_.max_slowdown >= 1) {
       allowance_ = burst();
       return;

@@ -29,6 +29,11 @@ LONG_PROMPT = (
     "CREATE TABLE t1 (id INTEGER PRIMARY KEY, name TEXT); Die Option wird beim Start gelesen. And it came to pass in those days, that "
 ) * 3
 DEADLINE_S = 60
+OVERRIDE = r"\.ffn_(gate|up|down|gate_up)_exps=MOECACHE"  # as `moecachectl run` gives
+
+
+def has_cuda():
+    return os.path.exists("/dev/nvidiactl") and any(Path(LIBS).glob("libggml-cuda*"))
 
 
 def wait_for(what, condition, deadline_s=DEADLINE_S):
@@ -128,6 +133,8 @@ class Host:
         env = {**os.environ, "MOECACHED_STATS_FILE": str(self.stats_path), **(environment or {})}
         if daemon:
             command += ["--plugin", PLUGIN]
+            if has_cuda():  # a CPU host places experts by what the device supports
+                command += ["--override", OVERRIDE]
             env["MOECACHED_SOCKET"] = daemon.socket
         self.process = subprocess.Popen([*command, *args], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE)

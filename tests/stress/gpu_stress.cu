@@ -61,6 +61,7 @@ struct LayerView {  // what the kernels need of a layer
   std::uint32_t n_slots;
   std::uint32_t first_host_slot;  // n_slots, if none is
   std::uint32_t all_resident;
+  std::uint32_t by_expert;  // of the log: slots are experts in host memory
   std::uint32_t expected;  // first checksum: expected[expert * n_parts + part]
   const unsigned char* window[kPartsMax];
   Word expert_bytes[kPartsMax];
@@ -224,6 +225,7 @@ std::vector<LayerView> take_views(const Stress& stress) {
     view.n_parts = info.n_parts;
     view.n_slots = info.n_slots;
     view.all_resident = info.all_resident;
+    view.by_expert = info.by_expert;
     view.first_host_slot = info.all_resident != 0 ? info.n_slots : info.n_slots - info.n_experts;
     view.expected = stress.expected_first[l];
     for (std::uint32_t p = 0; p < info.n_parts; ++p) {
@@ -306,6 +308,7 @@ void run_lane(Stress& stress, std::uint32_t index) {
     CUDA_OK(cudaMalloc(&experts[i], rows_max * pitch * sizeof(int)));
   }
   LayerView* views = nullptr;
+  std::vector<LayerView> fresh;
   CUDA_OK(cudaMalloc(&views, stress.n_layers * sizeof(LayerView)));
   std::uint64_t generation = 0;
   Word random = mix(index + 1);
@@ -328,7 +331,7 @@ void run_lane(Stress& stress, std::uint32_t index) {
     const std::uint64_t now = moecached_gpu_model_generation(stress.model);
     if (now != generation) {
       generation = now;
-      const std::vector<LayerView> fresh = take_views(stress);
+      fresh = take_views(stress);
       CUDA_OK(cudaStreamSynchronize(stream));
       CUDA_OK(cudaMemcpy(views, fresh.data(), fresh.size() * sizeof(LayerView), cudaMemcpyHostToDevice));
     }
@@ -345,8 +348,10 @@ void run_lane(Stress& stress, std::uint32_t index) {
     shape.pitch = pitch;
     const std::uint32_t rows = prefill ? std::min(rows_max, 2u) : rows_max;
     std::vector<std::uint16_t> layers(rows);
-    for (std::uint32_t i = 0; i < rows; ++i)
-      layers[i] = static_cast<std::uint16_t>((shape.first_layer + i) % stress.n_layers);
+    for (std::uint32_t i = 0; i < rows; ++i) {
+      const std::uint32_t layer = (shape.first_layer + i) % stress.n_layers;
+      layers[i] = static_cast<std::uint16_t>(layer | (fresh[layer].by_expert != 0 ? MOECACHED_GPU_BY_EXPERT : 0));
+    }
 
     CUDA_OK(cudaStreamWaitEvent(stream, logged[turn], 0));  // this lane's log has read the buffer
     look_up<<<rows, kThreads, 0, stream>>>(shape, views, slots[turn], experts[turn]);

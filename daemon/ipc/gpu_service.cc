@@ -318,7 +318,10 @@ void GpuService::drain_lane(Lane& lane, std::uint64_t now_ns) {
   entry.model->epochs += completed - lane.drained;
   lane.drained = completed;
   std::atomic_ref(lane.words->tail).store(completed, std::memory_order_release);
-  if (entry.growth == Entry::Growth::kNone) start_growth(entry);
+  // Behind a real graph: a lane that only waited for the model to be loaded has ended epochs as well, and a slot filled
+  // before would hold what was in memory before the expert.
+  if (entry.growth == Entry::Growth::kNone && lane.records > 0 && entry.model->load_state() == MOECACHED_COVERED)
+    start_growth(entry);
 }
 
 // One epoch's slots, token by token. The client wrote header and layers, its GPU the slots: all of it is copied once

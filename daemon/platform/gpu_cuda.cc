@@ -128,7 +128,9 @@ class CudaRange final : public GpuRange {
     if (Status mapped = map(offset, bytes, wanted, {&access, 1}); !mapped) return mapped;
     const Context::Use use(*context_);
     // Kernels read past the last row of an expert: what is there must not be a leftover that decodes to NaN.
-    const CUresult result = context_->cu.cuMemsetD8(address_ + offset, 0, bytes);
+    // It returns before it is done, and the copies that follow are on streams that do not wait for this one.
+    CUresult result = context_->cu.cuMemsetD8(address_ + offset, 0, bytes);
+    if (result == CUDA_SUCCESS) result = context_->cu.cuStreamSynchronize(nullptr);
     if (result != CUDA_SUCCESS) return context_->cu.fault("clearing GPU memory", result);
     return ok();
   }

@@ -64,8 +64,14 @@ class GpuDaemonTest : public ::testing::Test {
     daemon_.reset();
     std::filesystem::remove_all(folder_);
   }
-  void start(SlotsSpec slots, std::uint32_t max_slowdown_percent = 100, const char* policy = "ewma") {
+  void start(SlotsSpec slots, std::uint32_t max_slowdown_percent = 100, const char* policy = "ewma",
+             bool slow_disk = false) {
     Config config;
+    if (slow_disk) {
+      config.ssd.engine = SsdEngine::kPread;
+      config.ssd.queue_depth = 1;
+      config.ssd.max_read_bytes = 4096;
+    }
     config.handle_socket = folder_ / "handle.sock";
     config.control_socket = folder_ / "control.sock";
     config.pool_bytes = 64u << 20;
@@ -291,6 +297,19 @@ TEST_F(GpuDaemonTest, WhollyResidentLayersGetStocksShape) {
   const auto all = client.graphs(6, 50);
   EXPECT_EQ(out.wrong + all.wrong, 0u);
   EXPECT_EQ(all.device_slots, all.slots);
+}
+
+TEST_F(GpuDaemonTest, NothingIsPromotedBeforeItIsLoaded) {
+  start(kAll, 100, "ewma", true);
+  GpuClient client(folder_, model_);
+  GpuClient::Outcome out;
+  EXPECT_TRUE(eventually([&] {
+    out += client.graphs(1, 1);
+    return resident() == kLayers * kExperts;
+  }));
+  out += client.graphs(2, 50);
+  EXPECT_EQ(out.wrong, 0u);
+  EXPECT_GT(out.device_slots, 0u);
 }
 
 TEST_F(GpuDaemonTest, ExpertsInUseEndUpInDeviceSlotsAndAreCounted) {

@@ -354,14 +354,25 @@ class Bench:
         if delta.upload_bytes is not None and delta.upload_s:
             self.keep(f"{key}.upload_bytes_per_s", delta.upload_bytes / delta.upload_s)
 
+    def fill(self, daemon, server):
+        """The rate of uploads with nothing else on the link: a few tokens make the daemon fill all slots, then nobody computes."""
+        server.decode(0, 4)
+        filled = parse_stats(daemon.stats())
+        while True:
+            time.sleep(0.5)
+            before, filled = filled, parse_stats(daemon.stats())
+            if filled.upload_bytes == before.upload_bytes:
+                break
+        if filled.upload_bytes and filled.upload_s:
+            self.keep("fill.upload_bytes_per_s", filled.upload_bytes / filled.upload_s)
+
     def slots(self, percent):
         key = f"{percent}%"
         with Daemon(self, percent, f"daemon {key}") as daemon, Server(self, f"server {key}", daemon=daemon) as server:
             if self.wants(str(percent)):
+                if percent == 100:
+                    self.fill(daemon, server)
                 server.decode(0, self.warm_tokens)
-                filled = daemon.counters()
-                if percent == 100 and filled.upload_bytes and filled.upload_s:  # nothing else was on the link for most of it
-                    self.keep("fill.upload_bytes_per_s", filled.upload_bytes / filled.upload_s)
                 self.measured_decode(daemon, server, key)
                 self.keep(f"{key}.identity", server.identity())
                 for length in {100: (512,), 25: (512, 2048)}.get(percent, ()):

@@ -61,10 +61,11 @@ moecached_status GpuLane::attach(const GpuMapping& mapping, Connection& connecti
   return MOECACHED_OK;
 }
 
-bool GpuLane::memory_is_there() const noexcept {
+bool GpuLane::memory_is_there(bool new_shapes) const noexcept {
   const moecached_shm_gpu* gpu = mapping_->words().gpu;
-  return load_acquire(&gpu->load_state) == MOECACHED_COVERED &&
-         load_acquire(&gpu->n_chunks) <= mapping_->chunks_mapped();
+  if (load_acquire(&gpu->load_state) != MOECACHED_COVERED) return false;
+  // Graphs that read host slots alone need no chunk, also when there is no daemon left to ask for it.
+  return load_acquire(&gpu->n_chunks) <= mapping_->chunks_mapped() || (!new_shapes && model_.is_host_only());
 }
 
 moecached_status GpuLane::begin() {
@@ -73,7 +74,7 @@ moecached_status GpuLane::begin() {
     store_then_fence(&block_->words->begun, epoch << 16 | MOECACHED_LAYER_ALL);
     // `shapes` before `n_chunks`, so that the chunks that a shape needs are seen with it.
     const bool new_shapes = load_acquire(&mapping_->words().gpu->shapes) != model_.shapes_seen();
-    if (memory_is_there()) [[likely]] {
+    if (memory_is_there(new_shapes)) [[likely]] {
       if (new_shapes) [[unlikely]]
         model_.refresh_shapes();
       begun_ = true;
@@ -128,8 +129,20 @@ moecached_status GpuLane::settle() noexcept {
 moecached_status GpuLane::check(const moecached_gpu_submit& submit) const {
   if (!begun_) return fail(MOECACHED_E_ARGUMENT, "no epoch is begun");
   if (submit.done_event == nullptr) return fail(MOECACHED_E_ARGUMENT, "done_event is NULL");
-  if (submit.n_layers == 0) return MOECACHED_OK;
+  if (submit.n_layers == 0 && submit.n_whole_layers == 0) return MOECACHED_OK;
   const moecached_shm_model& model = mapping_->layout().model.model;
+  if (submit.n_tokens == 0) return fail(MOECACHED_E_ARGUMENT, "n_tokens is 0");
+  if (submit.n_whole_layers > model.n_layers || submit.n_layers > model.n_layers - submit.n_whole_layers ||
+      (submit.n_whole_layers > 0 && submit.whole_layers == nullptr)) {
+    return fail(MOECACHED_E_ARGUMENT, "%u and %u layers are told of, the model has %u MoE layers (or an address is NULL)",
+                submit.n_layers, submit.n_whole_layers, model.n_layers);
+  }
+  for (std::uint32_t i = 0; i < submit.n_whole_layers; ++i) {
+    if (submit.whole_layers[i] >= model.n_layers) {
+      return fail(MOECACHED_E_ARGUMENT, "there is no layer %u, the model has %u", submit.whole_layers[i], model.n_layers);
+    }
+  }
+  if (submit.n_layers == 0) return MOECACHED_OK;
   if (submit.n_layers > model.n_layers || submit.layers == nullptr || submit.slots == 0) {
     return fail(MOECACHED_E_ARGUMENT, "%u rows of slots, the model has %u MoE layers (or an address is NULL)",
                 submit.n_layers, model.n_layers);
@@ -163,11 +176,18 @@ moecached_status GpuLane::log(const moecached_gpu_submit& submit) {
   moecached_shm_log_entry header{};
   header.epoch = block_->epoch;
   header.n_layers = submit.n_layers;
+  header.n_whole = submit.n_whole_layers;
   header.n_tokens = n_tokens;
   header.n_tokens_all = submit.n_tokens;
   header.flags = submit.is_prefill != 0 ? MOECACHED_FLAG_PREFILL : 0;
   std::memcpy(entry, &header, sizeof header);
-  std::memcpy(entry + sizeof header, submit.layers, submit.n_layers * sizeof(std::uint16_t));
+  std::byte* const layers = entry + sizeof header;
+  if (submit.n_layers > 0) std::memcpy(layers, submit.layers, submit.n_layers * sizeof(std::uint16_t));
+  if (submit.n_whole_layers > 0) {
+    std::memcpy(layers + submit.n_layers * sizeof(std::uint16_t), submit.whole_layers,
+                submit.n_whole_layers * sizeof(std::uint16_t));
+  }
+  if (submit.n_layers == 0) return MOECACHED_OK;
 
   const std::uint64_t token_bytes =
       std::uint64_t{mapping_->layout().model.model.n_expert_used} * sizeof(std::int32_t);
@@ -194,14 +214,15 @@ moecached_status GpuLane::submit(const moecached_gpu_submit& submit) {
                      "wait for the graph in stream order")) {
     return status;
   }
-  if (submit.n_layers > 0) {
+  if (submit.n_layers + submit.n_whole_layers > 0) {
     if (log_entry_is_free()) {
       if (const auto status = log(submit)) return status;
     } else {
       add_to_own_word(&words.dropped, 1);
     }
     add_to_own_word(&words.lookups, std::uint64_t{submit.n_tokens} *
-                                        mapping_->layout().model.model.n_expert_used * submit.n_layers);
+                                        mapping_->layout().model.model.n_expert_used *
+                                        (submit.n_layers + submit.n_whole_layers));
   }
   if (submit.logged_event != nullptr) {
     if (const auto status = check_cuda(

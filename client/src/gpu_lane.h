@@ -49,7 +49,7 @@ class GpuLane {
 
  private:
   explicit GpuLane(GpuModel& model) : model_(model) {}
-  [[nodiscard]] bool memory_is_there() const noexcept;
+  [[nodiscard]] bool memory_is_there(bool new_shapes) const noexcept;
   [[nodiscard]] moecached_status catch_up();
   [[nodiscard]] moecached_status wait_until_loaded();
   [[nodiscard]] moecached_status check(const moecached_gpu_submit& submit) const;

@@ -41,6 +41,9 @@ class GpuModel final : public MovableModel {
     return shapes_seen_.load(std::memory_order_relaxed);
   }
 
+  // Every layer is in the shape HOST_ONLY, as of shapes_seen().
+  [[nodiscard]] bool is_host_only() const noexcept { return host_only_.load(std::memory_order_relaxed); }
+
   [[nodiscard]] moecached_status open_lane(Connection& connection, GpuLane** out);
   void close_lane(Connection& connection, GpuLane* lane);
 
@@ -63,6 +66,7 @@ class GpuModel final : public MovableModel {
   std::unique_ptr<GpuMapping> mapping_;
   std::vector<std::uint32_t> shapes_;  // of each layer, as told to the caller
   std::atomic<std::uint32_t> shapes_seen_{0};
+  std::atomic<bool> host_only_{false};
   std::atomic<std::uint64_t> generation_{1};
   std::vector<std::unique_ptr<GpuLane>> lanes_;
   // Of the first mapping: names that were handed out stay valid, and later mappings are checked to be equal.

@@ -168,13 +168,11 @@ Result<Core::GpuModelFiles> Core::begin_gpu_model(std::vector<UniqueFd> shards, 
   out.existing = gpu_.find_model(out.files.identity, gpu);
   if (out.existing) return out;
   if (models_.size() + gpu_.n_models() >= config_.max_models) {
-    std::vector<FileId> files;
-    if (!gpu_.drop_idle_model(&files)) {
+    if (!drop_idle_gpu_model()) {
       return Fault{FaultCode::kLimit,
                    std::to_string(models_.size() + gpu_.n_models()) +
                        " models are in use, limits.models = " + std::to_string(config_.max_models)};
     }
-    for (const FileId id : files) ssd_->remove_file(id);
   }
   auto files = add_files(std::move(shards), std::move(out.files));
   if (!files) return std::move(files).error();
@@ -205,8 +203,17 @@ Result<std::shared_ptr<Memfd>> Core::open_gpu_in_session(SessionId session, cons
                                                          std::shared_ptr<Memfd> log) {
   const auto it = sessions_.find(session.value);
   if (it == sessions_.end()) return Fault{FaultCode::kNotFound, "the session is gone"};
+  if (gpu_.find_model(model->id().value) != model)
+    return Fault{FaultCode::kNotFound, "the model was dropped meanwhile: open it again"};
   gpu_.open_in_session(*it->second.session, model, std::move(log));
   return it->second.session->gpu_models.at(model->id().value).log;
+}
+
+bool Core::drop_idle_gpu_model() {
+  std::vector<FileId> files;
+  if (!gpu_.drop_idle_model(&files)) return false;
+  for (const FileId id : files) ssd_->remove_file(id);
+  return true;
 }
 
 std::shared_ptr<GpuModel> Core::gpu_model_of(SessionId session, std::uint32_t model) const {
@@ -307,9 +314,10 @@ void Core::erase_model(std::uint32_t id) {
 }
 
 Status Core::drop_model(std::uint32_t id) {
-  if (const std::shared_ptr<GpuModel> model = gpu_.find_model(id)) {
-    if (Status dropped = gpu_.drop_model(id); !dropped) return dropped;
-    for (const FileId file : model->files()) ssd_->remove_file(file);
+  if (gpu_.find_model(id)) {
+    std::vector<FileId> files;
+    if (Status dropped = gpu_.drop_model(id, &files); !dropped) return dropped;
+    for (const FileId file : files) ssd_->remove_file(file);
     return ok();
   }
   const auto it = models_.find(id);

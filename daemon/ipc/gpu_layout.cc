@@ -22,13 +22,14 @@ GpuLayerPlan plan_gpu_layer(const LayerLayout& layer, std::uint32_t n_device_max
   plan.n_device_max = n_device_max;
   for (const PartLayout& part : layer.parts) {
     GpuPartPlan& out = plan.parts.emplace_back();
-    // No padding: what is read past the last device slot is host memory, which is mapped from there on.
     out.device_bytes = round_up(n_device_max * part.expert_bytes, granularity);
     plan.host_first = std::max(
         plan.host_first, static_cast<std::uint32_t>((out.device_bytes + part.expert_bytes - 1) / part.expert_bytes));
   }
   for (std::size_t p = 0; p < layer.parts.size(); ++p) {
     GpuPartPlan& out = plan.parts[p];
+    // The gap is addresses of the device part, not pinned memory: with biases of a few KiB it spans many slots.
+    out.device_bytes = std::uint64_t{plan.host_first} * layer.parts[p].expert_bytes / granularity * granularity;
     const std::uint64_t end = (std::uint64_t{plan.host_first} + layer.n_experts) * layer.parts[p].expert_bytes;
     out.host_bytes = round_up(end - out.device_bytes + kReadPast, granularity);
   }
@@ -38,6 +39,7 @@ GpuLayerPlan plan_gpu_layer(const LayerLayout& layer, std::uint32_t n_device_max
 std::uint64_t gpu_part_bytes(const GpuPartPlan& plan, const PartLayout& part, std::uint32_t n_slots,
                              std::uint64_t granularity) {
   if (n_slots == 0) return 0;
+  // Cut at the end of the device part: what is read past its last slot is host memory, which is mapped from there on.
   return std::min(plan.device_bytes, round_up(n_slots * part.expert_bytes + kReadPast, granularity));
 }
 

@@ -9,14 +9,17 @@
 
 #include "daemon/base/check.h"
 #include "daemon/platform/clock.h"
+#include "daemon/policy/registry.h"
 
 namespace moecached {
 namespace {
 
 // Promotions under way at once: enough to keep two copy streams busy while others wait for grace periods.
 constexpr std::uint32_t kPromotionsMax = 48;
-// Gain, in uses per token, below which an upload is not worth its share of the link: about one use in 50 tokens.
-constexpr double kGainMin = 0.01;
+// Gain, in uses per token, below which an upload is not worth its share of the link. Link time per token (misses read in
+// place at 40 GB/s, uploads copied at 50) is least between 0.03 and 0.06 on the gpt-oss-20b and the Qwen3-30B-A3B
+// traces, at 10, 25 and 50 % slots alike.
+constexpr double kGainMin = 0.04;
 constexpr std::uint64_t kStalledAfterNs = 1'000'000'000;
 constexpr std::uint64_t kActiveForNs = 50'000'000;
 constexpr std::size_t kCandidatesMax = 4096;
@@ -39,7 +42,7 @@ struct GpuService::Device {
 };
 
 struct GpuService::Entry {
-  enum class Growth : std::uint8_t { kNone, kAllocating, kGrace, kDone };
+  enum class Growth : std::uint8_t { kNone, kAllocating, kDone };
   struct Candidate {
     double gain;
     LayerIndex layer;
@@ -52,12 +55,12 @@ struct GpuService::Entry {
   std::vector<std::uint32_t> growing_to;
   std::uint64_t growth_failed_ns = 0;
   std::string growth_note;  // why there are fewer slots than asked for
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> growth_waits;  // lane key, epoch
   std::string policy;
   bool has_slots = false;  // the brain knows the model
   std::uint32_t promotions = 0;  // under way, as of this turn
   std::vector<Candidate> candidates;
   std::vector<std::uint8_t> all_resident;
+  std::vector<std::uint32_t> publishing;  // by layer: flips to device slots that are not done yet
   std::uint32_t fill_layer = 0, fill_expert = 0;  // of the first fill, when everything is to be resident
   std::uint64_t load_begun_ns = 0;
 };
@@ -76,7 +79,7 @@ struct GpuService::Lane {
 };
 
 struct GpuService::Pending {
-  enum class Kind : std::uint8_t { kUnpublish, kPublish, kCopy, kGrow } kind = Kind::kPublish;
+  enum class Kind : std::uint8_t { kUnpublish, kPublish, kCopy, kGrow, kRelease } kind = Kind::kPublish;
   std::shared_ptr<GpuModel> model;  // kept alive: copies write into it
   LayerIndex layer;
   ExpertIndex expert;
@@ -149,11 +152,11 @@ std::shared_ptr<GpuModel> GpuService::find_model(std::uint32_t id) const {
 Status GpuService::add_model(const std::shared_ptr<GpuModel>& model) {
   Device& device = device_of(*model);
   if (!device.queue) {
+    auto rate = device.gpu->measure_copy_rate();
+    if (!rate) return std::move(rate).error();
     auto queue = device.gpu->create_queue();
     if (!queue) return std::move(queue).error();
     device.queue = *std::move(queue);
-    auto rate = device.gpu->measure_copy_rate();
-    if (!rate) return std::move(rate).error();
     device.link_rate = *rate;
     device.budget = UploadBudget(
         {.link_rate = *rate, .max_slowdown = config_.gpu.max_slowdown_percent / 100.0});
@@ -165,7 +168,11 @@ Status GpuService::add_model(const std::shared_ptr<GpuModel>& model) {
   entry->device = &device;
   entry->policy = config_.gpu.policy;
   entry->all_resident.assign(model->layout().layers.size(), 0);
+  entry->publishing.assign(model->layout().layers.size(), 0);
   entry->load_begun_ns = monotonic_ns();
+  for (const LayerLayout& layer : model->layout().layers) {
+    if (marks_.size() < layer.n_experts) marks_.resize(layer.n_experts);
+  }
   model->for_each_load([&](std::span<const PartRead> parts) {
     reads_.start(BulkRead{.owner = model, .tag = model->id().value}, parts);
   });
@@ -195,7 +202,7 @@ void GpuService::load_done(const ReadTable::BulkDone& done) {
                model.bytes_loaded >> 20, seconds);
 }
 
-Status GpuService::drop_model(std::uint32_t id) {
+Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
   const auto found = models_.find(id);
   if (found == models_.end()) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id)};
   Entry& entry = *found->second;
@@ -208,26 +215,34 @@ Status GpuService::drop_model(std::uint32_t id) {
   }
   if (entry.has_slots) brain_.remove_model(entry.model->id());
   grace_.model_gone(entry.model->id());
+  files->assign(entry.model->files().begin(), entry.model->files().end());
+  // Unmapping and unpinning a hundred gigabytes takes tens of seconds: the queue's thread lets go of it.
+  Pending pending;
+  pending.kind = Pending::Kind::kRelease;
+  GpuQueue::Job job;
+  job.call = [model = entry.model] {};
+  GpuQueue& queue = *entry.device->queue;
   models_.erase(found);
+  job.tag = add_pending(std::move(pending));
+  queue.submit(std::move(job));
   return ok();
 }
 
 bool GpuService::drop_idle_model(std::vector<FileId>* files) {
   const Entry* oldest = nullptr;
   for (const auto& [id, entry] : models_) {
-    if (entry->model->sessions > 0 || entry->model->loads_left > 0) continue;
+    if (entry->model->sessions > 0 || entry->model->loads_left > 0 || entry->growth == Entry::Growth::kAllocating)
+      continue;
     if (oldest == nullptr || entry->model->last_used < oldest->model->last_used) oldest = entry.get();
   }
   if (oldest == nullptr) return false;
-  const std::shared_ptr<GpuModel> model = oldest->model;
-  if (!drop_model(model->id().value)) return false;
-  files->assign(model->files().begin(), model->files().end());
-  return true;
+  return drop_model(oldest->model->id().value, files).has_value();
 }
 
 Result<std::string> GpuService::set_policy(ModelId id, const std::string& spec) {
   Entry* entry = find_entry(id);
   if (entry == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id.value)};
+  if (auto policy = make_policy(spec, {.n_experts = 2, .n_slots = 1}); !policy) return std::move(policy).error();
   if (entry->has_slots) {
     if (Status set = brain_.set_policy(id, spec); !set) return std::move(set).error();
   }
@@ -268,7 +283,7 @@ void GpuService::sync_lanes(std::span<Session* const> sessions) {
         drain_lane(*known->second, last_active_ns_);
         close_lane(key);
       }
-      if (!open || opened == session->gpu_models.end()) continue;
+      if (!open || opened == session->gpu_models.end() || find_entry(ModelId(model_id)) == nullptr) continue;
       auto lane = std::make_unique<Lane>();
       lane->key = key;
       if (free_lane_ids_.empty()) {
@@ -291,8 +306,6 @@ void GpuService::sync_lanes(std::span<Session* const> sessions) {
 void GpuService::close_lane(std::uint64_t key) {
   // Also of lanes that never said they are open: grace periods look at the words of every lane.
   grace_.lane_gone(key);
-  for (const auto& [id, entry] : models_)
-    std::erase_if(entry->growth_waits, [key](const auto& wait) { return wait.first == key; });
   const auto found = lanes_.find(key);
   if (found == lanes_.end()) return;
   if (found->second->known_to_brain) brain_.lane_closed(found->second->id);
@@ -312,10 +325,11 @@ void GpuService::drain_lane(Lane& lane, std::uint64_t now_ns) {
   Entry& entry = *lane.entry;
   entry.model->last_used = now_ns;
   // A client cannot be further ahead than its log is long and have the entries still be there.
+  // Counted, not compared: the client may have written any number.
   const std::uint64_t entries = entry.model->log_geometry().log_entries;
-  const std::uint64_t first = std::max(lane.drained + 1, completed >= entries ? completed - entries + 1 : 1);
-  for (std::uint64_t epoch = first; epoch <= completed; ++epoch) drain_log(lane, epoch);
-  entry.model->epochs += completed - lane.drained;
+  const std::uint64_t n = std::min(completed - lane.drained, entries);
+  for (std::uint64_t i = n; i-- > 0;) drain_log(lane, completed - i);
+  entry.model->epochs += n;
   lane.drained = completed;
   std::atomic_ref(lane.words->tail).store(completed, std::memory_order_release);
   // Behind a real graph: a lane that only waited for the model to be loaded has ended epochs as well, and a slot filled
@@ -336,17 +350,31 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
   if (header.epoch != epoch) return;  // not logged: the ring was full, or nothing to tell
   const std::size_t n_layers = model.layout().layers.size();
   const std::uint32_t k = model.layout().n_expert_used;
-  if (header.n_layers == 0 || header.n_layers > n_layers || header.n_tokens == 0 ||
-      header.n_tokens > MOECACHED_LOG_TOKENS) {
+  if (header.n_whole > n_layers || header.n_layers > n_layers - header.n_whole ||
+      header.n_layers + header.n_whole == 0 || header.n_tokens == 0 || header.n_tokens > MOECACHED_LOG_TOKENS) {
     ++lane.refused;
     return;
   }
   ++lane.records;
+  auto layer_at = [&](std::uint32_t row) {
+    std::uint16_t index = 0;
+    std::memcpy(&index, at + sizeof header + row * sizeof index, sizeof index);
+    return index;
+  };
+  for (std::uint32_t row = header.n_layers; row < header.n_layers + header.n_whole; ++row) {
+    const std::uint16_t index = layer_at(row);
+    if (index >= n_layers || entry.all_resident[index] == 0) {
+      ++lane.refused;
+      return;
+    }
+    // Nothing to learn where nothing can be given up.
+    model.use[index].lookups += std::uint64_t{header.n_tokens} * k;
+    model.use[index].hits += std::uint64_t{header.n_tokens} * k;
+  }
   const bool routed = entry.has_slots && lane.known_to_brain;
   std::vector<std::int32_t> slots(std::size_t{header.n_tokens} * k);
   for (std::uint32_t row = 0; row < header.n_layers; ++row) {
-    std::uint16_t layer_index = 0;
-    std::memcpy(&layer_index, at + sizeof header + row * sizeof layer_index, sizeof layer_index);
+    std::uint16_t layer_index = layer_at(row);
     const bool by_expert = (layer_index & MOECACHED_LOG_BY_EXPERT) != 0;
     layer_index = static_cast<std::uint16_t>(layer_index & ~MOECACHED_LOG_BY_EXPERT);
     if (layer_index >= n_layers) {
@@ -362,14 +390,16 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
       for (std::uint32_t i = 0; i < k; ++i) {
         const std::int32_t slot = slots[std::size_t{token} * k + i];
         const std::uint32_t expert = by_expert ? static_cast<std::uint32_t>(slot) : model.expert_in(layer, slot);
-        if (expert >= model.layout().layers[layer_index].n_experts ||
-            std::ranges::find(experts_, ExpertIndex(expert)) != experts_.end()) {
+        const bool is_known = expert < model.layout().layers[layer_index].n_experts;
+        if (!is_known || std::exchange(marks_[expert], 1) != 0) {
+          for (const ExpertIndex marked : experts_) marks_[marked.value] = 0;
           ++lane.refused;
           return;
         }
         experts_.push_back(ExpertIndex(expert));
         if (!by_expert && static_cast<std::uint32_t>(slot) < model.plan(layer).host_first) ++hits;
       }
+      for (const ExpertIndex marked : experts_) marks_[marked.value] = 0;
       model.use[layer_index].lookups += k;
       model.use[layer_index].hits += hits;
       const std::uint64_t in_place = (k - hits) * model.expert_bytes(layer);
@@ -392,9 +422,9 @@ void GpuService::start_growth(Entry& entry) {
   if (entry.device->lost || entry.growth != Entry::Growth::kNone) return;
   if (entry.growth_failed_ns != 0 && monotonic_ns() - entry.growth_failed_ns < 10 * kStalledAfterNs) return;
   const std::shared_ptr<GpuModel> model = entry.model;
-  std::uint64_t others = 0;
+  std::vector<std::shared_ptr<GpuModel>> others;
   for (const auto& [id, other] : models_) {
-    if (other->device == entry.device) others += other->model->device_bytes();
+    if (other->device == entry.device && other->model != model) others.push_back(other->model);
   }
   entry.growth = Entry::Growth::kAllocating;
   auto outcome = std::make_shared<Status>(ok());
@@ -407,8 +437,12 @@ void GpuService::start_growth(Entry& entry) {
       *outcome = std::move(memory).error();
       return;
     }
-    std::uint64_t budget = memory->free > options.keep_free ? memory->free - options.keep_free : 0;
-    if (options.bytes > 0) budget = std::min(budget, options.bytes > others ? options.bytes - others : 0);
+    // What an earlier try has left allocated is this model's to use.
+    const std::uint64_t free = memory->free + model->device_bytes();
+    std::uint64_t budget = free > options.keep_free ? free - options.keep_free : 0;
+    std::uint64_t taken = 0;
+    for (const auto& other : others) taken += other->device_bytes();
+    if (options.bytes > 0) budget = std::min(budget, options.bytes > taken ? options.bytes - taken : 0);
     *slots = gpu_slots_that_fit(model->layout(), model->plans(), model->wanted(), budget, model->gpu().granularity());
     *outcome = model->grow(*slots);
   };
@@ -438,30 +472,8 @@ void GpuService::growth_done(Entry& entry, bool succeeded, const Fault& fault) {
   if (entry.growing_to != entry.model->wanted())
     entry.growth_note = "fewer device slots than gpu.slots asks for fit into device memory";
   entry.model->publish_growth(entry.growing_to);
-  // Epochs that were begun before may not have the new memory mapped; those that begin later look first.
-  entry.growth_waits.clear();
-  for (Session* session : sessions_) {
-    if (!session->gpu_models.contains(entry.model->id().value)) continue;
-    for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i) {
-      moecached_shm_lane& words = session->lane(i);
-      const std::uint64_t begun = std::atomic_ref(words.begun).load(std::memory_order_seq_cst) >> 16;
-      if (load(words.completed) < begun)
-        entry.growth_waits.emplace_back(session->id().value * MOECACHED_MAX_LANES + i, begun);
-    }
-  }
-  entry.growth = Entry::Growth::kGrace;
-}
-
-void GpuService::growth_seen(Entry& entry) {
-  if (entry.growth != Entry::Growth::kGrace) return;
-  std::erase_if(entry.growth_waits, [this](const auto& wait) {
-    for (Session* session : sessions_) {
-      if (session->id().value != wait.first / MOECACHED_MAX_LANES) continue;
-      return load(session->lane(static_cast<std::uint32_t>(wait.first % MOECACHED_MAX_LANES)).completed) >= wait.second;
-    }
-    return true;  // gone
-  });
-  if (!entry.growth_waits.empty()) return;
+  // Epochs that were begun before may not have the new memory mapped, and need not: they are in the shape HOST_ONLY, which
+  // does not look at the table. Whoever takes up another shape maps first.
   GpuModel& model = *entry.model;
   ModelShape shape{.layers = {}, .policy = entry.policy};
   for (std::size_t l = 0; l < model.layout().layers.size(); ++l)
@@ -479,9 +491,9 @@ void GpuService::growth_seen(Entry& entry) {
     const std::uint32_t n = model.n_slots()[l];
     if (n > 0 && n < model.layout().layers[l].n_experts) model.set_shape(LayerIndex(l), MOECACHED_SHAPE_MIXED);
   }
-  std::uint64_t slots = 0;
-  for (const std::uint32_t n : model.n_slots()) slots += n;
-  spdlog::info("model {} ({}): {} device slots, {} MiB of device memory", model.id().value, model.name(), slots,
+  std::uint64_t n_slots = 0;
+  for (const std::uint32_t n : model.n_slots()) n_slots += n;
+  spdlog::info("model {} ({}): {} device slots, {} MiB of device memory", model.id().value, model.name(), n_slots,
                model.device_bytes() >> 20);
 }
 
@@ -490,7 +502,7 @@ void GpuService::check_all_resident(Entry& entry) {
   for (std::uint32_t l = 0; l < entry.all_resident.size(); ++l) {
     const LayerIndex layer(l);
     const std::uint32_t n_experts = model.layout().layers[l].n_experts;
-    if (entry.all_resident[l] != 0 || model.n_slots()[l] < n_experts) continue;
+    if (entry.all_resident[l] != 0 || model.n_slots()[l] < n_experts || entry.publishing[l] != 0) continue;
     if (brain_.resident(model.id(), layer) < n_experts) continue;
     bool in_order = true;
     for (std::uint32_t e = 0; e < n_experts && in_order; ++e)
@@ -506,6 +518,8 @@ void GpuService::check_all_resident(Entry& entry) {
 void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
   GpuModel& model = *entry.model;
   entry.promotions = brain_.coming(model.id());
+  // Each promotion is at most a few jobs; the queue's bound must never be met.
+  if (entry.device->queue->room() < 8 * kPromotionsMax) return;
   // Everything fits: in order, so that expert e gets slot e and the layer has stock's shape again.
   while (entry.fill_layer < entry.all_resident.size() && entry.promotions < kPromotionsMax) {
     const LayerIndex layer(entry.fill_layer);
@@ -535,6 +549,10 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
       return;
     }
   }
+  const auto place = [](const Entry::Candidate& c) { return std::pair(c.layer, c.expert); };
+  std::ranges::sort(entry.candidates, {}, place);
+  const auto doubles = std::ranges::unique(entry.candidates, {}, place);
+  entry.candidates.erase(doubles.begin(), doubles.end());
   for (Entry::Candidate& candidate : entry.candidates)
     candidate.gain = model.n_slots()[candidate.layer.value] == 0
                          ? 0
@@ -604,6 +622,7 @@ void GpuService::carry_out_commands() {
           break;
         case CommandKind::kPublish:
           pending.kind = Pending::Kind::kPublish;
+          ++entry->publishing[command.layer.value];
           job.is_flip = true;
           job.flip = model.to_device(command.layer, command.expert, command.slot);
           break;
@@ -619,8 +638,18 @@ void GpuService::begin_grace(const GraceTicket& ticket) {
   grace_lanes_.clear();
   for (Session* session : sessions_) {
     if (!session->gpu_models.contains(ticket.model.value)) continue;
-    for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i)
-      grace_lanes_.push_back({session->id().value * MOECACHED_MAX_LANES + i, &session->lane(i)});
+    for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i) {
+      // Behind the flip, like the tracker's own look. A lane that is in no epoch now sees the flip in its next one; it
+      // says that it is open, and for which model, before its first.
+      moecached_shm_lane& words = session->lane(i);
+      const std::uint64_t begun = std::atomic_ref(words.begun).load(std::memory_order_seq_cst);
+      if (load(words.completed) >= begun >> 16) continue;
+      if (std::atomic_ref(words.state).load(std::memory_order_acquire) != 1 ||
+          std::atomic_ref(words.model_id).load(std::memory_order_relaxed) != ticket.model.value) {
+        continue;
+      }
+      grace_lanes_.push_back({session->id().value * MOECACHED_MAX_LANES + i, &words});
+    }
   }
   grace_.begin({&ticket, 1}, grace_lanes_, &grace_done_);
 }
@@ -652,7 +681,7 @@ void GpuService::drain_queues() {
 }
 
 void GpuService::queue_done(Pending& pending, bool succeeded) {
-  Entry* entry = find_entry(pending.model->id());
+  Entry* entry = pending.kind == Pending::Kind::kRelease ? nullptr : find_entry(pending.model->id());
   if (entry == nullptr) return;
   switch (pending.kind) {
     case Pending::Kind::kUnpublish: {
@@ -671,7 +700,10 @@ void GpuService::queue_done(Pending& pending, bool succeeded) {
       brain_.read_done(pending.model->id(), pending.layer, pending.slot, ReadOutcome::kOk);
       return;
     case Pending::Kind::kPublish:
+      --entry->publishing[pending.layer.value];
       if (succeeded && entry->has_slots) check_all_resident(*entry);
+      return;
+    case Pending::Kind::kRelease:
       return;
     case Pending::Kind::kGrow:
       growth_done(*entry, pending.growth->has_value(), *pending.growth ? Fault{} : pending.growth->error());
@@ -694,14 +726,18 @@ void GpuService::watch_stalls(std::uint64_t now_ns) {
     stalled.push_back(ticket);
   });
   for (const GraceTicket& ticket : stalled) {
-    if (!brain_.undo_eviction(ticket.model, ticket.layer, ticket.slot, ticket.expert)) continue;
+    // Nobody waits for the newcomer: it gets no other slot, whose eviction would wait for the same lane.
+    if (!brain_.undo_eviction(ticket.model, ticket.layer, ticket.slot, ticket.expert, Brain::Undo::kCancel)) continue;
     grace_.forget(ticket);
     carry_out_commands();
   }
 }
 
 void GpuService::turn(std::uint64_t now_ns, std::span<Session* const> sessions) {
-  if (models_.empty()) return;
+  if (models_.empty()) {
+    drain_queues();  // of a model that was dropped
+    return;
+  }
   sync_lanes(sessions);
   grace_done_.clear();
   drain_queues();
@@ -721,10 +757,14 @@ void GpuService::turn(std::uint64_t now_ns, std::span<Session* const> sessions) 
   carry_out_commands();
   const bool active = now_ns - last_active_ns_ < kActiveForNs;
   for (const auto& device : devices_) {
-    if (device->queue) device->budget.advance(now_ns, active);
+    if (!device->queue) continue;
+    // A long graph completes nothing for a while, and is what uploads would slow down.
+    const bool computing = std::ranges::any_of(lanes_, [&](const auto& lane) {
+      return lane.second->entry->device == device.get() && load(lane.second->words->completed) < lane.second->begun >> 16;
+    });
+    device->budget.advance(now_ns, active || computing);
   }
   for (const auto& [id, entry] : models_) {
-    growth_seen(*entry);
     if (entry->has_slots && !entry->device->lost) promote(*entry, now_ns);
   }
   carry_out_commands();
@@ -734,9 +774,6 @@ void GpuService::turn(std::uint64_t now_ns, std::span<Session* const> sessions) 
 int GpuService::wanted_tick_ms() const {
   if (models_.empty() || lanes_.empty()) return -1;
   if (!grace_.empty() || monotonic_ns() - last_active_ns_ < 20 * kActiveForNs) return 1;
-  for (const auto& [id, entry] : models_) {
-    if (entry->growth == Entry::Growth::kGrace) return 1;
-  }
   return 20;
 }
 

@@ -45,7 +45,8 @@ class GpuService {
   [[nodiscard]] std::size_t n_models() const { return models_.size(); }
   // Starts to load it. kSystem: no queue for its GPU.
   Status add_model(const std::shared_ptr<GpuModel>& model);
-  Status drop_model(std::uint32_t id);  // kNotFound, kInvalid (in use)
+  // kNotFound, kInvalid (in use). files: to be removed from the SSD tier.
+  Status drop_model(std::uint32_t id, std::vector<FileId>* files);
   bool drop_idle_model(std::vector<FileId>* files);
   void load_done(const ReadTable::BulkDone& done);
   Result<std::string> set_policy(ModelId model, const std::string& spec);
@@ -82,7 +83,6 @@ class GpuService {
   void drain_log(Lane& lane, std::uint64_t epoch);
   void start_growth(Entry& entry);
   void growth_done(Entry& entry, bool ok, const Fault& fault);
-  void growth_seen(Entry& entry);
   void promote(Entry& entry, std::uint64_t now_ns);
   void churn(Entry& entry);
   void check_all_resident(Entry& entry);
@@ -115,6 +115,7 @@ class GpuService {
   std::vector<GraceTicket> grace_done_;
   std::vector<GraceLane> grace_lanes_;
   std::vector<ExpertIndex> experts_;
+  std::vector<std::uint8_t> marks_;  // one per expert of the widest layer
 };
 
 // The log segment of a session for one model.

@@ -314,13 +314,17 @@ Result<std::shared_ptr<GpuModel>> make_gpu_model(Core& core, const Config& confi
     model = std::move(layout).error();
   } else {
     if (name.empty()) name = layout->name;
-    model = GpuModel::create({.name = std::move(name),
-                              .identity = begun->files.identity,
-                              .files = begun->files.files,
-                              .layout = *std::move(layout),
-                              .slots = config.gpu.slots,
-                              .boot_epoch = boot_epoch},
-                             begun->id, **gpu);
+    // Models that nobody uses make room, the one idle for longest first.
+    do {
+      model = GpuModel::create({.name = name,
+                                .identity = begun->files.identity,
+                                .files = begun->files.files,
+                                .layout = *layout,
+                                .slots = config.gpu.slots,
+                                .boot_epoch = boot_epoch},
+                               begun->id, **gpu);
+    } while (!model && model.error().code == FaultCode::kLimit &&
+             core.call([](Core& c) { return c.drop_idle_gpu_model(); }));
   }
   return core.call([&](Core& c) { return c.finish_gpu_model(begun->files, std::move(model)); });
 }

@@ -6,6 +6,10 @@
 
 namespace moecached {
 
+namespace {
+constexpr std::size_t kBulkMax = 32;  // requests of up to 8 parts at once: enough to keep the disk's queue full
+}
+
 ReadTable::ReadTable(SsdTier& ssd) : ssd_(ssd) {}
 
 std::uint32_t ReadTable::allocate() {
@@ -82,7 +86,7 @@ void ReadTable::start(BulkRead read, std::span<const PartRead> parts) {
   operation.bulk = std::move(read);
   operation.requests_left = 1;
   for (const PartRead& part : parts) operation.bytes += part.bytes;
-  backlog_.push_back(request);
+  bulk_backlog_.push_back(request);
 }
 
 void ReadTable::flush() {
@@ -93,6 +97,15 @@ void ReadTable::flush() {
     const std::size_t taken = ssd_.submit(batch);
     backlog_.erase(backlog_.begin(), backlog_.begin() + static_cast<std::ptrdiff_t>(taken));
     if (taken < n) return;  // full: poll() makes room, the next flush goes on
+  }
+  // A model that is being loaded must not stand before a client that waits for an expert.
+  while (!bulk_backlog_.empty() && bulk_submitted_ < kBulkMax) {
+    const std::size_t n = std::min(bulk_backlog_.size(), kBulkMax - bulk_submitted_);
+    batch.assign(bulk_backlog_.begin(), bulk_backlog_.begin() + static_cast<std::ptrdiff_t>(n));
+    const std::size_t taken = ssd_.submit(batch);
+    bulk_backlog_.erase(bulk_backlog_.begin(), bulk_backlog_.begin() + static_cast<std::ptrdiff_t>(taken));
+    bulk_submitted_ += taken;
+    if (taken < n) return;
   }
 }
 
@@ -117,6 +130,7 @@ void ReadTable::poll(std::vector<SlotDone>* slots, std::vector<StreamDone>* stre
           streams->push_back({std::move(operation.stream), operation.result, operation.bytes, operation.parts});
           break;
         case Operation::Kind::kBulk:
+          --bulk_submitted_;
           bulk->push_back({std::move(operation.bulk), operation.result, operation.bytes});
           break;
       }

@@ -82,7 +82,8 @@ class ReadTable {
   SsdTier& ssd_;
   std::vector<Operation> operations_;
   std::vector<std::uint32_t> free_;
-  std::deque<ReadRequest> backlog_;
+  std::deque<ReadRequest> backlog_, bulk_backlog_;
+  std::size_t bulk_submitted_ = 0;
   std::size_t in_flight_ = 0;
 };
 

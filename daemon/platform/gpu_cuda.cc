@@ -146,11 +146,14 @@ class CudaRange final : public GpuRange {
       context_->cu.cuMemRelease(handle);
       return context_->cu.fault("mapping GPU memory", result);
     }
-    chunks_.push_back({handle, offset, bytes});
     for (const CUmemAccessDesc& who : access) {
       result = context_->cu.cuMemSetAccess(address_ + offset, bytes, &who, 1);
-      if (result != CUDA_SUCCESS) return context_->cu.fault("making GPU memory accessible", result);
+      if (result == CUDA_SUCCESS) continue;
+      context_->cu.cuMemUnmap(address_ + offset, bytes);
+      context_->cu.cuMemRelease(handle);
+      return context_->cu.fault("making GPU memory accessible", result);
     }
+    chunks_.push_back({handle, offset, bytes});
     return ok();
   }
 

@@ -11,7 +11,7 @@ namespace moecached {
 Result<std::unique_ptr<EvictionPolicy>> EwmaPolicy::make(std::string_view options, PolicyShape shape) {
   Result<PolicyOptions> parsed = PolicyOptions::parse(kName, options);
   if (!parsed) return std::move(parsed).error();
-  const Result<std::uint32_t> decay = parsed->number("decay", {.low = 500, .high = 999}, 980);
+  const Result<std::uint32_t> decay = parsed->number("decay", {.low = 500, .high = 999}, 970);
   if (!decay) return decay.error();
   if (Status known = parsed->all_known(); !known) return std::move(known).error();
   return std::unique_ptr<EvictionPolicy>(std::make_unique<EwmaPolicy>(shape, *decay / 1000.0));
@@ -38,7 +38,10 @@ void EwmaPolicy::use(ExpertIndex expert, Step step) noexcept {
   average.step = step;
 }
 
-void EwmaPolicy::on_insert(ExpertIndex expert, Step step) noexcept { use(expert, step); }
+// The miss that led to it has been counted, unless this policy has only just taken over.
+void EwmaPolicy::on_insert(ExpertIndex expert, Step step) noexcept {
+  if (averages_[expert.value].step == 0) use(expert, step);
+}
 void EwmaPolicy::on_access(ExpertIndex expert, Step step) noexcept { use(expert, step); }
 void EwmaPolicy::on_miss(ExpertIndex expert, Step step) noexcept { use(expert, step); }
 void EwmaPolicy::on_remove(ExpertIndex) noexcept {}  // what was learnt about it stays

@@ -20,7 +20,7 @@ namespace moecached {
 class EwmaPolicy final : public EvictionPolicy {
  public:
   static constexpr std::string_view kName = "ewma";
-  // `options`: "decay=980", in thousandths, 500 to 999.
+  // `options`: "decay=970", in thousandths, 500 to 999.
   [[nodiscard]] static Result<std::unique_ptr<EvictionPolicy>> make(std::string_view options,
                                                                     PolicyShape shape);
 

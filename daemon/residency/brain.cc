@@ -191,12 +191,13 @@ void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {
   State::layer_of(*model, layer).table.grace_done(slot, state_->commands);
 }
 
-bool Brain::undo_eviction(ModelId id, LayerIndex layer_index, SlotIndex slot, ExpertIndex old_expert) {
+bool Brain::undo_eviction(ModelId id, LayerIndex layer_index, SlotIndex slot, ExpertIndex old_expert, Undo how) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return false;
   LayerState& layer = State::layer_of(*model, layer_index);
   ExpertIndex coming;
-  const LayerTable::Undo undo = layer.table.undo_eviction(slot, old_expert, &coming, state_->commands);
+  const LayerTable::Undo undo =
+      layer.table.undo_eviction(slot, old_expert, how == Undo::kMove, &coming, state_->commands);
   if (undo == LayerTable::Undo::kIgnored) return false;
   if (undo == LayerTable::Undo::kNoRoom) {
     state_->refuse_waiting(layer, coming);

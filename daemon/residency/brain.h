@@ -101,7 +101,10 @@ class Brain {
   // where it is (kPublish), the one that was to come gets another slot, or the leases that wait for it are
   // refused. Returns false, and changes nothing, when the slot is not being emptied or the old expert is on
   // its way elsewhere.
-  bool undo_eviction(ModelId model, LayerIndex layer, SlotIndex slot, ExpertIndex old_expert);
+  // kCancel: the newcomer, which no lease may wait for, gets no other slot.
+  enum class Undo : std::uint8_t { kMove, kCancel };
+  bool undo_eviction(ModelId model, LayerIndex layer, SlotIndex slot, ExpertIndex old_expert,
+                     Undo undo = Undo::kMove);
   // The lane has stalled in `epoch` and uses these: those resident are kept for it, as by a granted lease,
   // until epoch_completed. Does nothing when the lane has a lease.
   void hold(LaneId lane, LayerIndex layer, std::span<const ExpertIndex> experts, std::uint64_t epoch);

@@ -135,7 +135,7 @@ bool LayerTable::promote(ExpertIndex index, std::vector<Command>& commands) {
   return true;
 }
 
-LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_index, ExpertIndex* coming,
+LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_index, bool move_coming, ExpertIndex* coming,
                                            std::vector<Command>& commands) {
   Slot& slot = at(index);
   Expert& old = at(old_index);
@@ -153,6 +153,7 @@ LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_inde
   --counters_.evictions;
   policy_->on_insert(old_index, step_);
   commands.push_back(make_command(CommandKind::kPublish, old_index, index));
+  if (!move_coming) return Undo::kNoRoom;
   if (free_.empty()) {
     if (n_evictable_ < 2) return Undo::kNoRoom;  // the old expert itself is the only one
     choose_victims(1, old_index);

@@ -65,9 +65,9 @@ class LayerTable {
   // Ignored when the slot does not wait for it: a late or doubled event.
   void grace_done(SlotIndex slot, std::vector<Command>& commands);
   // Puts the old expert back into a slot that is being emptied. kNoRoom: the expert that was to come has no
-  // slot now; its pins are for the caller to release.
+  // slot now; its pins are for the caller to release. move_coming false: it is not looked for one.
   enum class Undo : std::uint8_t { kIgnored, kMoved, kNoRoom };
-  Undo undo_eviction(SlotIndex slot, ExpertIndex old_expert, ExpertIndex* coming,
+  Undo undo_eviction(SlotIndex slot, ExpertIndex old_expert, bool move_coming, ExpertIndex* coming,
                      std::vector<Command>& commands);
   // The expert whose read ended; nothing when the slot was not loading.
   std::optional<ExpertIndex> read_done(SlotIndex slot, ReadOutcome outcome, std::vector<Command>& commands);

@@ -125,7 +125,7 @@ enum moecached_load_state {
 // in another order when a tensor has more slots than experts.
 enum moecached_gpu_shape {
   MOECACHED_SHAPE_MIXED = 0,         // the whole window, by the layer's table
-  MOECACHED_SHAPE_ALL_RESIDENT = 1,  // device slots alone, by the layer's table: entry e is slot e and stays so
+  MOECACHED_SHAPE_ALL_RESIDENT = 1,  // device slots alone: expert e is in slot e and stays there, no table is needed
   MOECACHED_SHAPE_HOST_ONLY = 2,     // host slots alone, from host_first on, by the identity table: before device slots exist
 };
 
@@ -169,7 +169,8 @@ struct moecached_shm_log_entry {
   uint32_t n_tokens;      // in the entry, 1..MOECACHED_LOG_TOKENS
   uint32_t n_tokens_all;  // of the epoch
   uint32_t flags;         // moecached_record_flags
-  uint32_t reserved0[10];
+  uint32_t n_whole;       // layers[n_layers..] that were used in the shape ALL_RESIDENT: counted, without a row
+  uint32_t reserved0[9];
 };
 MOECACHED_STATIC_ASSERT(sizeof(struct moecached_shm_log_entry) == 64, "log entry");
 

@@ -154,7 +154,7 @@ bool CudaBackendHook::place(CudaPlan& plan) {
   memory_.clear();
   for (const CudaPlan::Share& share : plan.shares()) {
     Lane& lane = lane_of(share);
-    if (!grow(lane, share.slots_bytes())) return false;
+    if (share.slots_bytes() > 0 && !grow(lane, share.slots_bytes())) return false;
     memory_.push_back(lane.slots);
   }
   if (!plan.is_placed(memory_)) plan.place(memory_, pool_);
@@ -167,6 +167,12 @@ void CudaBackendHook::submit(Lane& lane, const CudaPlan::Share* share) {
   submit.logged_event = lane.logged->context;
   // Without a share, or in a warm-up that asks for all experts: the epoch ends, and there is nothing to
   // learn.
+  if (share != nullptr && !share->whole_layers.empty()) {
+    submit.whole_layers = share->whole_layers.data();
+    submit.n_whole_layers = static_cast<uint32_t>(share->whole_layers.size());
+    submit.n_tokens = share->n_whole_tokens;
+    submit.is_prefill = share->n_whole_tokens > kDecodeTokens ? 1 : 0;
+  }
   if (share != nullptr && !share->layers.empty()) {
     submit.slots = lane.slots.address;
     submit.layer_pitch_bytes = share->pitch_bytes;

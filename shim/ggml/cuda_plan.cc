@@ -86,6 +86,15 @@ std::size_t CudaPlan::row_of(const GpuWindow& window, const ggml_tensor& ids, st
   return rows_.size() - 1;
 }
 
+void CudaPlan::note_whole(const GpuWindow& window, const ggml_tensor& ids) {
+  Share& share = shares_[share_of(window.model)];
+  if (ids.ne[0] != static_cast<int64_t>(window.n_expert_used)) return;
+  const auto layer = static_cast<uint16_t>(window.layer);
+  share.n_whole_tokens = std::max(share.n_whole_tokens, static_cast<uint32_t>(ids.ne[1]));
+  if (std::find(share.whole_layers.begin(), share.whole_layers.end(), layer) == share.whole_layers.end())
+    share.whole_layers.push_back(layer);
+}
+
 // Gives each row its place in the slots of its share: those worth logging first.
 void CudaPlan::order_rows() {
   for (std::size_t s = 0; s < shares_.size(); ++s) {
@@ -139,7 +148,12 @@ void CudaPlan::find(const ggml_cgraph& graph, const WindowOf& window_of) {
     if (ids->ne[0] == 0 || ids->ne[1] == 0) continue;
     const GpuWindow* window = window_of(*node->src[source]);
     if (window == nullptr) continue;
-    const std::size_t row = row_of(*window, *ids, static_cast<std::size_t>(i));
+    std::size_t row = kNoRow;
+    if (window->whole) {
+      note_whole(*window, *ids);
+    } else {
+      row = row_of(*window, *ids, static_cast<std::size_t>(i));
+    }
     operations_.push_back({node, source, node->src[source], ids, window, row});
   }
   order_rows();
@@ -151,12 +165,14 @@ bool CudaPlan::is_for(const ggml_cgraph& graph) const {
 
 bool CudaPlan::is_placed(std::span<const SlotsMemory> memory) const {
   return std::equal(memory.begin(), memory.end(), placed_.begin(), placed_.end(),
-                    [](const SlotsMemory& left, uint64_t right) { return left.address == right; });
+                    // A new buffer may be at the address of the old one.
+                    [](const SlotsMemory& left, const SlotsMemory& right) {
+                      return left.address == right.address && left.buffer == right.buffer;
+                    });
 }
 
 void CudaPlan::place(std::span<const SlotsMemory> memory, SlotsNodePool& pool) {
-  placed_.clear();
-  for (const SlotsMemory& part : memory) placed_.push_back(part.address);
+  placed_.assign(memory.begin(), memory.end());
   for (Row& row : rows_) {
     const SlotsMemory& slots = memory[row.share];
     const SlotsKey key = {row.window->table,
@@ -185,7 +201,7 @@ void CudaPlan::swap() {
   for (const Operation& operation : operations_) {
     // Stock kernels only read this source; the window tensor is shared by all lanes.
     operation.node->src[operation.weight_source] = const_cast<ggml_tensor*>(&operation.window->tensor);
-    operation.node->src[2] = &rows_[operation.row].node->ids;
+    if (operation.row != kNoRow) operation.node->src[2] = &rows_[operation.row].node->ids;
   }
 }
 

@@ -12,6 +12,8 @@
 // anew would lose all fusion. Gate, up, down and biases of a layer share one ids tensor, since fused kernels
 // compare pointers.
 //
+// A layer that is wholly resident has expert e in slot e: its operations keep the router's ids and get no GET_ROWS.
+//
 // The slots that a graph used stay in memory: they are what the client logs.
 //
 //   slots of a model:  row 0 | row 1 | ...    a row: int32[tokens][columns] of one GET_ROWS, `pitch` bytes
@@ -92,6 +94,8 @@ class CudaPlan {
     std::vector<uint16_t>
         layers;             // of the rows worth logging: those with n_expert_used columns and the most tokens
     uint32_t n_tokens = 0;  // in each of these
+    std::vector<uint16_t> whole_layers;  // wholly resident: their operations keep the router's ids
+    uint32_t n_whole_tokens = 0;         // the most in any of these
   };
 
   // First half: finds the expert operations. The windows must live as long as the plan.
@@ -128,18 +132,20 @@ class CudaPlan {
     ggml_tensor* weight;  // the host's
     ggml_tensor* ids;     // the host's
     const GpuWindow* window;
-    std::size_t row;
+    std::size_t row;  // kNoRow: the ids stay
   };
+  static constexpr std::size_t kNoRow = SIZE_MAX;
 
   std::size_t row_of(const GpuWindow& window, const ggml_tensor& ids, std::size_t position);
   std::size_t share_of(const GpuModel* model);
+  void note_whole(const GpuWindow& window, const ggml_tensor& ids);
   void order_rows();
 
   ggml_cgraph graph_ = {};
   std::vector<Operation> operations_;
   std::vector<Row> rows_;
   std::vector<Share> shares_;
-  std::vector<uint64_t> placed_;  // addresses, by share
+  std::vector<SlotsMemory> placed_;  // by share
   std::vector<ggml_tensor*> nodes_;
   bool is_new_ = true;
 };

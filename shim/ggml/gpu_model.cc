@@ -43,6 +43,7 @@ GpuWindows::GpuWindows(const GpuModel& model, const std::vector<std::unique_ptr<
     window.n_expert_used = n_expert_used;
     window.n_experts = tensor->n_experts;
     window.by_expert = layer.by_expert != 0;
+    window.whole = layer.all_resident != 0;
     window.table = layer.table;
     window.tensor = tensor->shape;
     window.tensor.view_src = nullptr;
@@ -118,7 +119,12 @@ std::shared_ptr<const GpuWindows> GpuExperts::windows(GpuModel& model) {
   const std::lock_guard lock(mutex_);
   const bool is_current = model.windows_ != nullptr && model.windows_->generation() == model.generation() &&
                           model.windows_->size() == tensors_.size();
-  if (!is_current) model.windows_ = std::make_shared<const GpuWindows>(model, tensors_);
+  if (!is_current) {
+    // Layers and parts are asked for one by one: taken again until no other lane has moved them in between.
+    do {
+      model.windows_ = std::make_shared<const GpuWindows>(model, tensors_);
+    } while (model.windows_->generation() != model.generation());
+  }
   return model.windows_;
 }
 

@@ -149,18 +149,21 @@ class GpuClient {
       out.wrong = 1;
       return out;
     }
-    std::uint16_t layers[kLayers];
+    std::vector<std::uint16_t> layers, whole_layers;
     for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
-      layers[layer] = static_cast<std::uint16_t>(layer);
       moecached_gpu_layer_info info{};
       EXPECT_EQ(moecached_gpu_model_layer(model_, layer, &info), MOECACHED_OK);
-      if (info.by_expert != 0) layers[layer] = static_cast<std::uint16_t>(layer | MOECACHED_GPU_BY_EXPERT);
+      const std::size_t row = layers.size();
+      const bool whole = info.all_resident != 0;
+      (whole ? whole_layers : layers)
+          .push_back(static_cast<std::uint16_t>(layer | (info.by_expert != 0 ? MOECACHED_GPU_BY_EXPERT : 0)));
       const auto* table = reinterpret_cast<const std::int32_t*>(info.table);
       const std::uint32_t start = static_cast<std::uint32_t>(random());
       for (std::uint32_t k = 0; k < kTopK; ++k) {
         const std::uint32_t expert = first + (start + k) % span;
-        const std::int32_t slot = __atomic_load_n(table + expert, __ATOMIC_ACQUIRE);
-        slots_[layer * kTopK + k] = slot;
+        const std::int32_t slot =
+            whole ? static_cast<std::int32_t>(expert) : __atomic_load_n(table + expert, __ATOMIC_ACQUIRE);
+        if (!whole) slots_[row * kTopK + k] = slot;
         ++out.slots;
         if (info.by_expert == 0 && slot < static_cast<std::int32_t>(kExperts)) ++out.device_slots;
         if (slot < 0 || slot >= static_cast<std::int32_t>(info.n_slots) || !holds(layer, info.n_parts, expert, slot))
@@ -172,8 +175,10 @@ class GpuClient {
                                       .logged_event = logged_,
                                       .slots = reinterpret_cast<std::uint64_t>(slots_.data()),
                                       .layer_pitch_bytes = kTopK * sizeof(std::int32_t),
-                                      .layers = layers,
-                                      .n_layers = kLayers,
+                                      .layers = layers.data(),
+                                      .n_layers = static_cast<std::uint32_t>(layers.size()),
+                                      .whole_layers = whole_layers.data(),
+                                      .n_whole_layers = static_cast<std::uint32_t>(whole_layers.size()),
                                       .n_tokens = 1,
                                       .is_prefill = 0};
     EXPECT_EQ(moecached_gpu_lane_submit(lane_, &submit), MOECACHED_OK) << moecached_last_error();
@@ -294,9 +299,12 @@ TEST_F(GpuDaemonTest, WhollyResidentLayersGetStocksShape) {
            info.n_slots == kExperts;
   }));
   EXPECT_NE(moecached_gpu_model_generation(client.model()), generation);
+  const auto before = report().layers.front();
   const auto all = client.graphs(6, 50);
   EXPECT_EQ(out.wrong + all.wrong, 0u);
   EXPECT_EQ(all.device_slots, all.slots);
+  EXPECT_TRUE(eventually([&] { return report().layers.front().hits > before.hits; })) << "counted without a row";
+  EXPECT_EQ(daemon_->sessions().front().records_refused, 0u);
 }
 
 TEST_F(GpuDaemonTest, NothingIsPromotedBeforeItIsLoaded) {

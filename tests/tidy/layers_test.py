@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # folder -> folders it may include besides itself; None: not under these rules
 ALLOWED = {
     "daemon/base": set(),
-    "daemon/platform": {"daemon/base"},
+    "daemon/platform": {"daemon/base", "proto/shm"},
     "daemon/model": {"daemon/base", "proto/shm"},
     "daemon/policy": {"daemon/base"},
     "daemon/tier": {"daemon/base", "daemon/platform"},

@@ -151,8 +151,10 @@ typedef struct moecached_gpu_submit {
   uint64_t slots;          // CUdeviceptr of int32[n_layers][layer_pitch_bytes / 4]: per token n_expert_used slots, dense
   uint64_t layer_pitch_bytes;
   const uint16_t* layers;  // of the rows of `slots`, with MOECACHED_GPU_BY_EXPERT where the layer's info said so
-  uint32_t n_layers;       // 0: nothing to tell
-  uint32_t n_tokens;
+  uint32_t n_layers;       // 0: no rows
+  const uint16_t* whole_layers;  // used while all_resident, where experts are slots and nothing was looked up
+  uint32_t n_whole_layers;
+  uint32_t n_tokens;       // of each row
   uint32_t is_prefill;     // 1: a prompt batch
 } moecached_gpu_submit;
 

@@ -38,6 +38,7 @@ struct FakeSubmit {
   bool is_prefill = false;
   std::vector<uint16_t> layers;
   std::vector<std::vector<int32_t>> slots;  // by row
+  std::vector<uint16_t> whole_layers;
 };
 
 // What the fake daemon serves and which faults it has. Set before the model is opened.

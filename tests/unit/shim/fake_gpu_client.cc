@@ -109,6 +109,7 @@ moecached_status moecached_gpu_model_layer(const moecached_gpu_model* model, uin
           static_cast<uint32_t>(from.parts.size()),
           state.n_slots,
           fake_daemon().all_resident ? 1u : 0u,
+          0,
           reinterpret_cast<uint64_t>(state.table.data())};
   return MOECACHED_OK;
 }
@@ -165,5 +166,6 @@ moecached_status moecached_gpu_lane_submit(moecached_gpu_lane*, const moecached_
     const auto* row = reinterpret_cast<const int32_t*>(submit->slots + i * submit->layer_pitch_bytes);
     seen.slots.emplace_back(row, row + submit->n_tokens * 2);
   }
+  for (uint32_t i = 0; i < submit->n_whole_layers; ++i) seen.whole_layers.push_back(submit->whole_layers[i]);
   return MOECACHED_OK;
 }

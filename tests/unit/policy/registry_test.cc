@@ -18,7 +18,8 @@ std::string error_of(std::string_view spec, PolicyShape shape = kShape) {
   return policy.error().text;
 }
 
-TEST(PolicyRegistry, NamesLruAndSlru) {
+TEST(PolicyRegistry, NamesEwmaLruAndSlru) {
+  EXPECT_THAT(policy_names(), Contains("ewma"));
   EXPECT_THAT(policy_names(), Contains("lru"));
   EXPECT_THAT(policy_names(), Contains("slru"));
 }
@@ -39,9 +40,9 @@ TEST(PolicyRegistry, TakesOptionsBehindAColon) {
 }
 
 TEST(PolicyRegistry, AnUnknownNameIsAnErrorThatListsTheNames) {
-  EXPECT_EQ(error_of("fifo"), "no policy 'fifo'; there are lru, slru");
-  EXPECT_EQ(error_of(""), "no policy ''; there are lru, slru");
-  EXPECT_EQ(error_of("LRU"), "no policy 'LRU'; there are lru, slru");
+  EXPECT_EQ(error_of("fifo"), "no policy 'fifo'; there are ewma, lru, slru");
+  EXPECT_EQ(error_of(""), "no policy ''; there are ewma, lru, slru");
+  EXPECT_EQ(error_of("LRU"), "no policy 'LRU'; there are ewma, lru, slru");
 }
 
 TEST(PolicyRegistry, AnUnknownOptionIsAnErrorThatListsTheKnownOnes) {

@@ -92,6 +92,9 @@ void add(Stats& sum, const Stats& one) {
   sum.held += one.held;
   sum.known_unused += one.known_unused;
   sum.refused_by_stall += one.refused_by_stall;
+  sum.promotions += one.promotions;
+  sum.promotions_evicting += one.promotions_evicting;
+  sum.promotions_refused += one.promotions_refused;
 }
 
 TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
@@ -103,10 +106,11 @@ TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
     ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
     add(sum, report.stats);
   }
-  std::printf("%llu seeds: %llu epochs, %llu grants, %llu evictions, %llu queued leases\n",
+  std::printf("%llu seeds: %llu epochs, %llu grants, %llu evictions, %llu queued leases, %llu promotions\n",
               static_cast<unsigned long long>(seeds.n), static_cast<unsigned long long>(sum.epochs),
               static_cast<unsigned long long>(sum.grants), static_cast<unsigned long long>(sum.evictions),
-              static_cast<unsigned long long>(sum.leases_queued));
+              static_cast<unsigned long long>(sum.leases_queued),
+              static_cast<unsigned long long>(sum.promotions));
   if (seeds.n < 500) return;  // too few to meet everything
   const std::pair<const char*, std::uint64_t> met[] = {
       {"epochs", sum.epochs},
@@ -136,6 +140,9 @@ TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
       {"experts held for a stalled lane", sum.held},
       {"slots that a stalled lane certainly does not use", sum.known_unused},
       {"leases refused for a stalled lane", sum.refused_by_stall},
+      {"promotions", sum.promotions},
+      {"promotions that evicted", sum.promotions_evicting},
+      {"promotions without room", sum.promotions_refused},
   };
   for (const auto& [what, count] : met)
     EXPECT_GE(count, 100u) << what << ": the faults are not what they say";

@@ -1,6 +1,7 @@
 #include "tests/sim/fake_shell.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace moecached::sim {
 
@@ -203,6 +204,32 @@ void FakeShell::give_up_on(std::uint32_t id, const Place& place, ExpertIndex lea
     brain_.check_invariants();
     carry_out_commands();
   }
+}
+
+void FakeShell::promote(ModelId model, LayerIndex index, ExpertIndex expert) {
+  world_.trace.note("promote", {model.value, index.value, expert.value});
+  const FakeLayer& layer = world_.layer(model, index);
+  const bool is_seen_resident = layer.table[expert.value] != kAbsent;
+  const double gain = brain_.promotion_gain(model, index, expert);
+  const std::uint32_t n_coming = brain_.coming(model);
+  const std::uint64_t n_evictions = brain_.counters(model)[index.value].evictions;
+  const bool is_started = brain_.promote(model, index, expert);
+  const bool has_evicted = brain_.counters(model)[index.value].evictions != n_evictions;
+  expect(brain_.coming(model) == n_coming + (is_started ? 1 : 0), ViolationKind::kWrongCount, "coming");
+  // A gain of 0 may also be that of two experts of which nothing is known.
+  expect(is_started || gain == 0, ViolationKind::kBadCommand, "a promotion with a gain found no room");
+  expect(!has_evicted || (is_started && gain != std::numeric_limits<double>::infinity()),
+         ViolationKind::kBadCommand, "a promotion evicted an expert without need");
+  if (is_started) {
+    expect(brain_.promotion_gain(model, index, expert) == 0, ViolationKind::kBadCommand,
+           "an expert that is on its way is worth a promotion");
+    // With batches the table lags behind the Brain.
+    expect(!is_seen_resident || world_.options.command_batch > 1, ViolationKind::kBadCommand,
+           "a resident expert was promoted");
+  }
+  ++(is_started ? world_.stats.promotions : world_.stats.promotions_refused);
+  if (has_evicted) ++world_.stats.promotions_evicting;
+  after_event();
 }
 
 void FakeShell::advance_grace(std::size_t i) {

@@ -31,6 +31,7 @@ class FakeShell {
   void advance_grace(std::size_t i);
   void finish_read(std::size_t i);  // REQUIRES: is_due(i) or winding down
   void watch_stalls();
+  void promote(ModelId model, LayerIndex layer, ExpertIndex expert);  // whatever state it is in
   void carry_out_commands();
 
   [[nodiscard]] FakeLane* lane(std::uint32_t id) { return lanes_[id].client.get(); }

@@ -28,6 +28,7 @@ SimOptions options_of_seed(std::uint64_t seed) {
   options.liar_permille = sometimes(250);
   options.long_stall_permille = sometimes(8);
   options.stall_after_ticks = rng.between(10, 200);
+  options.promote_permille = sometimes(300);
   return options;
 }
 

@@ -35,6 +35,8 @@ struct SimOptions {
       0;                            // of ticks: its lanes die, it goes, another comes; completions are late
   std::uint32_t liar_permille = 0;  // of the lanes: lease and complete whatever they like
 
+  std::uint32_t promote_permille = 0;  // of ticks: an expert that nobody leased is loaded, victim or not
+
   // Canaries: faults of the shell that the simulation must find.
   bool skip_grace = false;        // slots are reused while lanes still read them
   bool lose_completions = false;  // some reads never report

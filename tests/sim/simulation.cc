@@ -9,7 +9,9 @@
 namespace moecached::sim {
 namespace {
 
-constexpr std::array<std::string_view, 6> kPolicies = {"lru",
+constexpr std::array<std::string_view, 8> kPolicies = {"ewma",
+                                                       "ewma:decay=500",
+                                                       "lru",
                                                        "slru",
                                                        "slru:probation=50",
                                                        "slru:probation=100",
@@ -132,11 +134,20 @@ class Simulation {
         shell_.set_policy(model, draw_policy(), true);
       }
     }
+    // Asked first: the runs of seeds without promotions stay what they were.
+    if (options.promote_permille > 0 && rng.permille(options.promote_permille)) promote_any();
     if (rng.permille(options.model_removal_permille)) {
       ModelId& model = model_ids_[rng.below(model_ids_.size())];
       shell_.remove_model(model);
       model = add_model();
     }
+  }
+
+  void promote_any() {
+    Rng& rng = world_.rng;
+    const ModelId model = model_ids_[rng.below(model_ids_.size())];
+    const LayerIndex layer(rng.below(world_.models.at(model).layers.size()));
+    shell_.promote(model, layer, ExpertIndex(rng.below(world_.layer(model, layer).shape.n_experts)));
   }
 
   // No more faults and no new work: in a bounded number of rounds everything must be at rest.

@@ -68,6 +68,16 @@ class BrainHarness {
     brain.read_done(ModelId(0), LayerIndex(layer), SlotIndex(slot), outcome);
     return checked();
   }
+  [[nodiscard]] double gain(std::uint32_t expert, std::uint32_t layer = 0) {
+    return brain.promotion_gain(ModelId(0), LayerIndex(layer), ExpertIndex(expert));
+  }
+  // What it commands; "no room" when it was refused.
+  [[nodiscard]] Texts promoted(std::uint32_t expert, std::uint32_t layer = 0) {
+    const bool is_started = brain.promote(ModelId(0), LayerIndex(layer), ExpertIndex(expert));
+    Texts texts = checked();
+    if (!is_started) texts.emplace_back("no room");
+    return texts;
+  }
   // Leases the experts on `lane`, lets every read succeed and the lease end. REQUIRES: there is room without
   // eviction.
   void make_resident(std::uint32_t lane, Experts experts, std::uint32_t layer = 0) {

@@ -177,12 +177,17 @@ void Brain::epoch_completed(LaneId id, std::uint64_t completed) {
 
 double Brain::promotion_gain(ModelId id, LayerIndex layer, ExpertIndex expert) {
   ModelState* model = state_->find_model(id);
-  return model == nullptr ? 0 : State::layer_of(*model, layer).table.promotion_gain(expert);
+  if (model == nullptr) return 0;
+  LayerState& state = State::layer_of(*model, layer);
+  return state.queue.empty() ? state.table.promotion_gain(expert) : 0;
 }
 
 bool Brain::promote(ModelId id, LayerIndex layer, ExpertIndex expert) {
   ModelState* model = state_->find_model(id);
-  return model != nullptr && State::layer_of(*model, layer).table.promote(expert, state_->commands);
+  if (model == nullptr) return false;
+  LayerState& state = State::layer_of(*model, layer);
+  // Behind the leases that wait: promotions without end would keep the slots of a large one from ever coming together.
+  return state.queue.empty() && state.table.promote(expert, state_->commands);
 }
 
 void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {

@@ -180,6 +180,25 @@ TEST_F(BrainSimulation, NobodyStarvesUnderContention) {
   }
 }
 
+// The same with promotions all the time: a lease that waits for slots must come before them.
+TEST_F(BrainSimulation, NobodyStarvesUnderPromotions) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SimOptions options;
+    options.seed = seed;
+    options.n_models = 1;
+    options.n_lanes = 10;
+    options.n_layers_max = 1;
+    options.n_experts_min = 40;
+    options.n_experts_max = 40;
+    options.n_slots_max = 6;
+    options.ticks = 30000;
+    options.promote_permille = 1000;
+    const SimReport report = simulate_named(options);
+    ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
+    EXPECT_LT(report.stats.wait_ticks_max, 6000u) << "seed " << seed;
+  }
+}
+
 // -------------------------------------------------------------------------------------------------------
 // canaries
 

@@ -189,6 +189,16 @@ TEST(Promotion, ThatEndsServesALeaseThatQueuedForItsSlot) {
   EXPECT_EQ(b.promoted(5), kNoRoom);
 }
 
+TEST(Promotion, DoesNotOvertakeALeaseThatWaitsForSlots) {
+  BrainHarness b({.n_experts = 8, .n_slots = 2}, 2, kHalving);
+  b.make_resident(0, {0, 1});
+  (void)b.lease(0, {0});
+  EXPECT_EQ(b.lease(1, {4, 5}), Texts{}) << "it takes both slots, one of which is leased";
+  EXPECT_EQ(b.gain(6), 0);
+  EXPECT_EQ(b.promoted(6), kNoRoom) << "although slot 1 could be had";
+  EXPECT_EQ(b.completed(0).size(), 2u) << "both slots are being emptied for the lease";
+}
+
 TEST(Promotion, WhoseEvictionIsUndoneIsGivenUpWhenThereIsNoOtherSlot) {
   BrainHarness b({.n_experts = 8, .n_slots = 1}, 1, kHalving);
   b.make_resident(0, {0});

@@ -3,58 +3,20 @@
 // everything and checks that the driver got everything back.
 #pragma once
 
-#include <cuda.h>
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "client/include/moecached/moecached.h"
-#include "tests/support/soft_cuda/soft_cuda.h"
+#include "tests/support/soft_cuda/library.h"
 #include "tests/unit/client/fake_daemon.h"
 #include "tests/unit/client/test_model.h"
 
 namespace moecached::client::test {
 
-// The functions of the soft driver that this process has loaded.
-class SoftCuda {
- public:
-  SoftCuda() {
-    ::setenv("MOECACHED_LIBCUDA", MOECACHED_SOFT_CUDA, 1);
-    library_ = ::dlopen(MOECACHED_SOFT_CUDA, RTLD_NOW | RTLD_LOCAL);
-    if (library_ == nullptr) throw std::runtime_error(::dlerror());
-  }
-  template <typename Function>
-  [[nodiscard]] Function* get(const char* name) const {
-    void* const found = ::dlsym(library_, name);
-    if (found == nullptr) throw std::runtime_error(name);
-    return reinterpret_cast<Function*>(found);
-  }
-  [[nodiscard]] unsigned long long objects() const {
-    return get<decltype(soft_cuda_objects)>("soft_cuda_objects")();
-  }
-  void fail_next(const char* function, CUresult result) const {
-    get<decltype(soft_cuda_fail_next)>("soft_cuda_fail_next")(function, result);
-  }
-  // The driver functions that `body` calls, one a line.
-  template <typename Body>
-  [[nodiscard]] std::string calls_of(Body body) const {
-    get<decltype(soft_cuda_trace_start)>("soft_cuda_trace_start")();
-    body();
-    return get<decltype(soft_cuda_trace_stop)>("soft_cuda_trace_stop")();
-  }
-  [[nodiscard]] CUcontext current() const {
-    CUcontext context = nullptr;
-    get<CUresult(CUcontext*)>("cuCtxGetCurrent")(&context);
-    return context;
-  }
-
- private:
-  void* library_ = nullptr;
-};
+using ::moecached::test::SoftCuda;
 
 class GpuClientTest : public ::testing::Test {
  protected:

@@ -42,7 +42,8 @@ class GpuRange {
   virtual ~GpuRange() = default;
   [[nodiscard]] virtual std::uint64_t address() const = 0;
   [[nodiscard]] virtual std::uint64_t bytes() const = 0;  // of addresses
-  // Backs [offset, offset + bytes) with zeroed device memory; both are multiples of the granularity.
+  // Backs [offset, offset + bytes) with zeroed device memory; both are multiples of the granularity. A fault leaves
+  // nothing behind.
   virtual Status grow(std::uint64_t offset, std::uint64_t bytes) = 0;
   [[nodiscard]] virtual std::size_t chunks() const = 0;
   virtual Result<UniqueFd> share(std::size_t chunk) const = 0;  // as GpuHostMemory::share
@@ -61,8 +62,8 @@ class GpuQueue {
     std::int32_t value = 0;
   };
   static constexpr std::size_t kCopiesMax = MOECACHED_MAX_PARTS;
-  // Copies, or one flip, or a call. Copies of one job and flips are done when reported; jobs of one kind are
-  // done in order.
+  // Copies, or one flip, or a call. Copies of one job and flips are done when reported. Flips are done in order, and so
+  // are calls; copies overtake each other.
   struct Job {
     std::uint64_t tag = 0;
     std::uint32_t n_copies = 0;

@@ -106,10 +106,7 @@ class CudaRange final : public GpuRange {
 
   ~CudaRange() override {
     const Context::Use use(*context_);
-    for (const Chunk& chunk : chunks_) {
-      context_->cu.cuMemUnmap(address_ + chunk.offset, chunk.bytes);
-      context_->cu.cuMemRelease(chunk.handle);
-    }
+    while (!chunks_.empty()) give_back_last();
     context_->cu.cuMemAddressFree(address_, bytes_);
   }
 
@@ -131,7 +128,10 @@ class CudaRange final : public GpuRange {
     // It returns before it is done, and the copies that follow are on streams that do not wait for this one.
     CUresult result = context_->cu.cuMemsetD8(address_ + offset, 0, bytes);
     if (result == CUDA_SUCCESS) result = context_->cu.cuStreamSynchronize(nullptr);
-    if (result != CUDA_SUCCESS) return context_->cu.fault("clearing GPU memory", result);
+    if (result != CUDA_SUCCESS) {
+      give_back_last();
+      return context_->cu.fault("clearing GPU memory", result);
+    }
     return ok();
   }
 
@@ -146,14 +146,14 @@ class CudaRange final : public GpuRange {
       context_->cu.cuMemRelease(handle);
       return context_->cu.fault("mapping GPU memory", result);
     }
+    chunks_.push_back({handle, offset, bytes});
     for (const CUmemAccessDesc& who : access) {
       result = context_->cu.cuMemSetAccess(address_ + offset, bytes, &who, 1);
-      if (result == CUDA_SUCCESS) continue;
-      context_->cu.cuMemUnmap(address_ + offset, bytes);
-      context_->cu.cuMemRelease(handle);
-      return context_->cu.fault("making GPU memory accessible", result);
+      if (result != CUDA_SUCCESS) {
+        give_back_last();
+        return context_->cu.fault("making GPU memory accessible", result);
+      }
     }
-    chunks_.push_back({handle, offset, bytes});
     return ok();
   }
 
@@ -164,6 +164,14 @@ class CudaRange final : public GpuRange {
   };
   CudaRange(ContextPtr context, CUdeviceptr address, std::uint64_t bytes)
       : context_(std::move(context)), address_(address), bytes_(bytes) {}
+
+  // REQUIRES: the context is current.
+  void give_back_last() {
+    const Chunk chunk = chunks_.back();
+    chunks_.pop_back();
+    context_->cu.cuMemUnmap(address_ + chunk.offset, chunk.bytes);
+    context_->cu.cuMemRelease(chunk.handle);
+  }
 
   ContextPtr context_;
   const CUdeviceptr address_;

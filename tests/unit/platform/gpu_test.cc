@@ -249,6 +249,23 @@ TEST_F(GpuTest, AGrowthThatThereIsNoMemoryForIsALimitAndChangesNothing) {
   EXPECT_TRUE((*range)->grow(3 * kGranularity, kGranularity)) << "less fits";
 }
 
+TEST_F(GpuTest, AGrowthThatFailsAtAnyStepLeavesNothingAndMayBeTriedAgain) {
+  auto range = gpu_->reserve(2 * kGranularity);
+  ASSERT_TRUE(range);
+  ASSERT_TRUE((*range)->grow(0, kGranularity));
+  const auto before = cuda_.objects();
+  for (const char* function :
+       {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemsetD8", "cuStreamSynchronize"}) {
+    cuda_.fail_next(function, CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_FALSE((*range)->grow(kGranularity, kGranularity)) << function;
+    EXPECT_EQ((*range)->chunks(), 1u) << function;
+    EXPECT_EQ(cuda_.objects(), before) << function;
+    EXPECT_EQ(cuda_.vram_used(), kGranularity) << function;
+  }
+  EXPECT_TRUE((*range)->grow(kGranularity, kGranularity));
+  EXPECT_EQ((*range)->chunks(), 2u);
+}
+
 TEST_F(GpuTest, WriteReturnsWhenTheBytesAreThere) {
   const auto range = backed_range(kGranularity);
   const auto content = random_bytes(12345, 5);

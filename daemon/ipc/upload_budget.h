@@ -35,9 +35,9 @@ class UploadBudget {
     const double share = options_.max_slowdown / (link_busy() + kBackground);
     allowance_ = std::min(burst(), allowance_ + dt * options_.link_rate * std::min(1.0, share));
   }
-  // An upload larger than a burst may start with a full one, and is paid back afterwards.
+  // What is larger than a burst may go once a whole burst is saved; the rest is waited for afterwards.
   [[nodiscard]] bool allows(std::uint64_t bytes) const {
-    return allowance_ > 0 && allowance_ >= std::min(static_cast<double>(bytes), burst());
+    return allowance_ >= std::min(static_cast<double>(bytes), burst());
   }
   void uploaded(std::uint64_t bytes) { allowance_ -= static_cast<double>(bytes); }
   [[nodiscard]] double link_busy() const {  // 0..1

@@ -17,9 +17,9 @@ class UploadBudgetTest : public ::testing::Test {
   static UploadBudget budget(double max_slowdown) {
     return UploadBudget({.link_rate = kRate, .max_slowdown = max_slowdown});
   }
-  // The most that it allows now.
+  // The most that it allows now, up to a burst.
   static std::uint64_t allowance(const UploadBudget& budget) {
-    std::uint64_t low = 0, high = std::uint64_t{1} << 40;
+    std::uint64_t low = 0, high = kBurst + 1;
     if (!budget.allows(low)) return 0;
     while (high - low > 1) {
       const std::uint64_t middle = (low + high) / 2;
@@ -119,10 +119,27 @@ TEST_F(UploadBudgetTest, SavesUpNoMoreThanABurst) {
   UploadBudget b = budget(0.05);
   turns(b, 10'000, true);
   EXPECT_EQ(allowance(b), kBurst);
-  b.advance(now_ += 3'600'000 * kMs, true);
-  EXPECT_EQ(allowance(b), kBurst);
-  b.advance(now_ += 3'600'000 * kMs, false);
-  EXPECT_EQ(allowance(b), kBurst);
+  for (const bool active : {true, false}) {
+    b.advance(now_ += 3'600'000 * kMs, active);
+    EXPECT_EQ(allowance(b), kBurst);
+    b.uploaded(kBurst);
+    EXPECT_FALSE(b.allows(1));
+  }
+}
+
+TEST_F(UploadBudgetTest, AnExpertLargerThanABurstWaitsForAWholeOneAndIsPaidForAfterwards) {
+  UploadBudget b = budget(0.03);  // 500,000 bytes each turn
+  const std::uint64_t bytes = 3 * kBurst;
+  EXPECT_FALSE(b.allows(bytes));
+  turns(b, 4, true);  // the first is no span yet
+  EXPECT_FALSE(b.allows(bytes));
+  turns(b, 2, true);
+  ASSERT_TRUE(b.allows(bytes));
+  b.uploaded(bytes);
+  turns(b, 11, true);
+  EXPECT_FALSE(b.allows(bytes));
+  turns(b, 2, true);
+  EXPECT_TRUE(b.allows(bytes)) << "12 turns are what it took";
 }
 
 TEST_F(UploadBudgetTest, WhatWasUploadedBeyondTheAllowanceIsWaitedFor) {

@@ -30,10 +30,15 @@ if verify "$work/moecached.service"; then
 fi
 
 # What breaks CUDA in a service, each by itself or by implying NoNewPrivileges= (systemd.exec(5)).
-for setting in PrivateDevices DevicePolicy ProtectClock MemoryDenyWriteExecute NoNewPrivileges DynamicUser SystemCallFilter \
+for setting in PrivateDevices DevicePolicy DeviceAllow ProcSubset ProtectClock MemoryDenyWriteExecute NoNewPrivileges DynamicUser SystemCallFilter RestrictSUIDSGID \
                RestrictAddressFamilies RestrictNamespaces ProtectKernelTunables ProtectKernelModules LockPersonality; do
   if grep -q "^$setting=" "$units/moecached.service"; then
     echo "moecached.service sets $setting="
     exit 1
   fi
+done
+# And what a GPU needs: its device files where they are not open to all, RAM that may be pinned.
+for unit in moecached.service llama-server@.service; do
+  grep -q '^SupplementaryGroups=.*video' "$units/$unit" || { echo "$unit: not in group video"; exit 1; }
+  grep -qx 'LimitMEMLOCK=infinity' "$units/$unit" || { echo "$unit: LimitMEMLOCK= is not infinity"; exit 1; }
 done

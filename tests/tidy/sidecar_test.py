@@ -1,5 +1,6 @@
-"""The Kubernetes example asks for no privilege, and shares nothing with its host."""
+"""The Kubernetes example asks for no privilege, and shares nothing with its host; nor does it with the patch for a GPU."""
 import sys
+from pathlib import Path
 
 try:
     import yaml
@@ -43,10 +44,48 @@ def problems(pod):
             yield f"{container['name']} has no readiness probe"
 
 
+def patched(base, patch):
+    """As `kubectl patch` does: maps are merged, lists of named things by name, other lists replaced."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        return {**base, **{key: patched(base.get(key), value) for key, value in patch.items()}}
+    if not isinstance(base, list) or not all(isinstance(item, dict) and "name" in item for item in base + patch):
+        return patch
+    changes = {item["name"]: item for item in patch}
+    merged = [patched(item, changes.pop(item["name"], {})) for item in base]
+    return merged + list(changes.values())
+
+
+def gpu_problems(pod):
+    containers = {container["name"]: container for container in pod["spec"]["containers"]}
+    if set(containers) != {"moecached", "llama-server"}:
+        yield "the patch names a container that the Pod does not have"
+        return
+    asks = [name for name, container in containers.items() if "nvidia.com/gpu" in container["resources"]["limits"]]
+    if asks != ["llama-server"]:
+        yield f"{asks} ask for GPUs: two containers that do get different ones"
+    environment = {variable["name"]: variable["value"] for variable in containers["moecached"].get("env", [])}
+    if environment.get("NVIDIA_VISIBLE_DEVICES") != "all":
+        yield "the daemon does not see the GPU of its client"
+    if not pod["spec"].get("runtimeClassName"):
+        yield "no runtime that brings the driver"
+
+
 def main():
     with open(sys.argv[1], encoding="utf-8") as file:
         text = file.read()
     found = list(problems(yaml.safe_load(text)))
+    with open(Path(sys.argv[1]).with_name("gpu.yaml"), encoding="utf-8") as file:
+        gpu_text = file.read()
+
+    def gpu_found(patch_text):
+        pod = patched(yaml.safe_load(text), yaml.safe_load(patch_text))
+        return list(gpu_problems(pod)) or list(problems(pod))
+
+    found += gpu_found(gpu_text)
+    for good, bad in (("- name: moecached", "- name: moecache"), ("value: all", "value: none"),
+                      ("limits: {memory: 32Gi}", "limits: {memory: 32Gi, nvidia.com/gpu: 1}"), ("runtimeClassName: nvidia", "hostPID: true")):
+        if good not in gpu_text or not gpu_found(gpu_text.replace(good, bad)):
+            found.append(f"not noticed: {bad}")
     # Each of these must be noticed, or the check above is worth nothing.
     for good, bad in (("hostPID: false", "hostPID: true"), ('drop: ["ALL"]', "drop: []"), ("mountPath: /models, readOnly: true", "mountPath: /models"),
                       ("type: RuntimeDefault", "type: Unconfined"), ("limits: {memory: 4Gi}", "limits: {}")):

@@ -281,10 +281,13 @@ class CudaQueue final : public GpuQueue {
   // Two streams of copies hide each other's start: 1 MiB pieces on one stream leave a tenth of the link unused.
   static constexpr std::size_t kCopyLanes = 2;
   static constexpr std::size_t kFlipLane = kCopyLanes;
+  // Jobs that were merged share an event.
   struct InFlight {
-    std::uint64_t tag;
+    std::vector<std::uint64_t> tags;
     CUevent event;
   };
+  // Copies of neighbours in both memories become one: 1 MiB pieces reach four fifths of the link, 8 MiB all of it.
+  static constexpr std::size_t kMergeMax = 8;
   struct Lane {
     CUstream stream = nullptr;
     std::deque<InFlight> in_flight;
@@ -309,7 +312,7 @@ class CudaQueue final : public GpuQueue {
         if (stopping_) return;
         taken.swap(jobs_);
       }
-      for (Job& job : taken) start(job, &finished);
+      for (std::size_t i = 0; i < taken.size();) i += start(taken, i, &finished);
       taken.clear();
       for (Lane& lane : lanes_) collect(lane, &finished);
       if (!finished.empty()) {
@@ -337,12 +340,34 @@ class CudaQueue final : public GpuQueue {
     counted_until_ = now;
   }
 
-  void start(Job& job, std::vector<Done>* finished) {
+  static bool continues(const Job& job, const Job& next) {
+    if (next.call || next.is_flip || next.n_copies != job.n_copies) return false;
+    for (std::uint32_t i = 0; i < job.n_copies; ++i) {
+      const Copy& copy = job.copies[i];
+      if (next.copies[i].destination != copy.destination + copy.bytes || next.copies[i].source != copy.source + copy.bytes)
+        return false;
+    }
+    return true;
+  }
+
+  // Starts jobs[first] and those behind it that continue it; returns how many.
+  std::size_t start(std::deque<Job>& jobs, std::size_t first, std::vector<Done>* finished) {
+    Job& job = jobs[first];
     if (job.call) {
       job.call();
       finished->push_back({job.tag, true});
-      return;
+      return 1;
     }
+    std::vector<std::uint64_t> tags = {job.tag};
+    if (!job.is_flip) {
+      const std::uint32_t n_copies = job.n_copies;
+      while (tags.size() < kMergeMax && first + tags.size() < jobs.size() && continues(job, jobs[first + tags.size()])) {
+        const Job& next = jobs[first + tags.size()];
+        for (std::uint32_t i = 0; i < n_copies; ++i) job.copies[i].bytes += next.copies[i].bytes;
+        tags.push_back(next.tag);
+      }
+    }
+    const std::size_t n = tags.size();
     Lane& lane = lanes_[job.is_flip ? kFlipLane : next_copy_lane_++ % kCopyLanes];
     CUresult result = lost_ ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
     if (job.is_flip && result == CUDA_SUCCESS) {
@@ -358,23 +383,24 @@ class CudaQueue final : public GpuQueue {
     if (result == CUDA_SUCCESS) result = take_event(&event);
     if (result == CUDA_SUCCESS) result = cu_.cuEventRecord(event, lane.stream);
     if (result == CUDA_SUCCESS) {
-      lane.in_flight.push_back({job.tag, event});
-      return;
+      lane.in_flight.push_back({std::move(tags), event});
+      return n;
     }
     lost_ = true;
     if (event != nullptr) events_.push_back(event);
-    finished->push_back({job.tag, false});
+    for (const std::uint64_t tag : tags) finished->push_back({tag, false});
+    return n;
   }
 
   void collect(Lane& lane, std::vector<Done>* finished) {
     while (!lane.in_flight.empty()) {
-      const InFlight job = lane.in_flight.front();
-      const CUresult result = lost_ ? CUDA_ERROR_UNKNOWN : cu_.cuEventQuery(job.event);
+      const CUresult result = lost_ ? CUDA_ERROR_UNKNOWN : cu_.cuEventQuery(lane.in_flight.front().event);
       if (result == CUDA_ERROR_NOT_READY) return;
+      const InFlight job = std::move(lane.in_flight.front());
       lane.in_flight.pop_front();
       events_.push_back(job.event);
       if (result != CUDA_SUCCESS) lost_ = true;
-      finished->push_back({job.tag, result == CUDA_SUCCESS});
+      for (const std::uint64_t tag : job.tags) finished->push_back({tag, result == CUDA_SUCCESS});
     }
   }
 

@@ -330,8 +330,11 @@ void run_lane(Stress& stress, std::uint32_t index) {
     // Behind begin(): what it found is in these infos.
     const std::uint64_t now = moecached_gpu_model_generation(stress.model);
     if (now != generation) {
-      generation = now;
-      fresh = take_views(stress);
+      // Asked for one by one: taken again until no other lane took over new shapes in between.
+      do {
+        generation = moecached_gpu_model_generation(stress.model);
+        fresh = take_views(stress);
+      } while (generation != moecached_gpu_model_generation(stress.model));
       CUDA_OK(cudaStreamSynchronize(stream));
       CUDA_OK(cudaMemcpy(views, fresh.data(), fresh.size() * sizeof(LayerView), cudaMemcpyHostToDevice));
     }

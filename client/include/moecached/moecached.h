@@ -169,7 +169,8 @@ MOECACHED_API moecached_status moecached_gpu_model_layer(const moecached_gpu_mod
 MOECACHED_API moecached_status moecached_gpu_model_part(const moecached_gpu_model* model, uint32_t layer, uint32_t part,
                                                         moecached_part_info* out, uint64_t* window);
 MOECACHED_API moecached_status moecached_gpu_model_find(const moecached_gpu_model* model, const char* tensor, uint32_t* layer, uint32_t* part);
-// Moves when windows, tables or all_resident changed: take the layer and part infos again.
+// Moves when windows, tables or all_resident changed: take the layer and part infos again, after begin, and once more if it
+// moved while they were taken (lanes of other threads begin as well).
 MOECACHED_API uint64_t moecached_gpu_model_generation(const moecached_gpu_model* model);
 
 MOECACHED_API moecached_status moecached_gpu_lane_open(moecached_gpu_model* model, moecached_gpu_lane** out);

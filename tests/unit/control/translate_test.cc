@@ -74,6 +74,13 @@ ModelReport model_report(std::uint32_t id) {
           .bytes_read = 6,
           .streamed_parts = 7,
           .streamed_bytes = 8,
+          .device = "GPU-",
+          .loading = true,
+          .device_bytes = 9,
+          .bytes_uploaded = 10,
+          .upload_ns = 11,
+          .bytes_in_place = 12,
+          .epochs = 13,
           .layers = {kLayer, kLayer},
           .left_out = {{"t", "r"}}};
 }

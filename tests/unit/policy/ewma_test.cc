@@ -76,11 +76,11 @@ TEST(EwmaPolicy, AbsentExpertsAreScoredAndARemovalForgetsNothing) {
   EwmaPolicy policy = halving();
   policy.on_miss(ExpertIndex(5), 1);
   EXPECT_DOUBLE_EQ(policy.score(ExpertIndex(5)), 0.5);
-  policy.on_insert(ExpertIndex(5), 2);
+  policy.on_insert(ExpertIndex(5), 2);  // the miss that led to it has been counted
   policy.on_remove(ExpertIndex(5));
-  EXPECT_DOUBLE_EQ(policy.score(ExpertIndex(5)), 0.75);
+  EXPECT_DOUBLE_EQ(policy.score(ExpertIndex(5)), 0.5);
   policy.on_miss(ExpertIndex(5), 3);
-  EXPECT_DOUBLE_EQ(policy.score(ExpertIndex(5)), 0.875);
+  EXPECT_DOUBLE_EQ(policy.score(ExpertIndex(5)), 0.625);
 }
 
 TEST(EwmaPolicy, RanksTheLowestScoreFirst) {
@@ -176,7 +176,7 @@ TEST(EwmaPolicy, OptionsAreADecayInThousandths) {
     (*made)->on_insert(ExpertIndex(0), 1);
     return (*made)->gain(ExpertIndex(0), ExpertIndex(1));
   };
-  EXPECT_DOUBLE_EQ(score_after_one_use(""), 1 - 0.98);
+  EXPECT_DOUBLE_EQ(score_after_one_use(""), 1 - 0.97);
   EXPECT_DOUBLE_EQ(score_after_one_use("decay=500"), 0.5);
   EXPECT_DOUBLE_EQ(score_after_one_use("decay=999"), 1 - 0.999);
   const auto refused = [&](std::string_view options) {

@@ -93,6 +93,8 @@ Result<std::unique_ptr<HandleServer>> HandleServer::start(const Config& config, 
   }
   std::unique_ptr<HandleServer> server(
       new HandleServer(config, core, boot_epoch, *std::move(listener), *std::move(wake), *std::move(epoll)));
+  server->opener_ = std::make_unique<GpuOpener>(server->config_, core, boot_epoch,
+                                                [raw = server.get()] { raw->wake_.signal(); });
   server->thread_ = std::thread([raw = server.get()] { raw->run(); });
   return server;
 }
@@ -110,6 +112,7 @@ HandleServer::~HandleServer() {
   stopping_.store(true);
   wake_.signal();
   if (thread_.joinable()) thread_.join();
+  opener_.reset();
 }
 
 void HandleServer::run() {
@@ -118,7 +121,11 @@ void HandleServer::run() {
     const std::size_t n = epoll_.wait(events, -1);
     for (std::size_t i = 0; i < n && !stopping_.load(); ++i) {
       const int fd = static_cast<int>(events[i].data.u64);
-      if (fd == wake_.fd()) continue;
+      if (fd == wake_.fd()) {
+        wake_.drain();
+        for (GpuOpener::Done& done : opener_->take()) gpu_opened(done);
+        continue;
+      }
       if (fd == listener_.fd()) {
         accept_all();
         continue;
@@ -293,44 +300,6 @@ bool HandleServer::open_model(Connection& connection, std::span<const std::byte>
   return true;
 }
 
-namespace {
-
-Result<std::shared_ptr<GpuModel>> make_gpu_model(Core& core, const Config& config, std::uint64_t boot_epoch,
-                                                 std::vector<UniqueFd> shards, std::string name, const GpuId& id) {
-  auto gpu = core.gpu().find_gpu(id);
-  if (!gpu) return std::move(gpu).error();
-  std::vector<UniqueFd> readers;
-  std::vector<int> fds;
-  for (const UniqueFd& shard : shards) {
-    readers.emplace_back(::fcntl(shard.get(), F_DUPFD_CLOEXEC, 0));
-    if (!readers.back()) return system_fault("duplicating a model's descriptor", errno);
-    fds.push_back(readers.back().get());
-  }
-  auto begun = core.call([&](Core& c) { return c.begin_gpu_model(std::move(shards), id); });
-  if (!begun) return std::move(begun).error();
-  if (begun->existing) return begun->existing;
-  Result<std::shared_ptr<GpuModel>> model = Fault{};
-  if (auto layout = read_model_layout(fds, {.direct_alignment = 0}); !layout) {
-    model = std::move(layout).error();
-  } else {
-    if (name.empty()) name = layout->name;
-    // Models that nobody uses make room, the one idle for longest first.
-    do {
-      model = GpuModel::create({.name = name,
-                                .identity = begun->files.identity,
-                                .files = begun->files.files,
-                                .layout = *layout,
-                                .slots = config.gpu.slots,
-                                .boot_epoch = boot_epoch},
-                               begun->id, **gpu);
-    } while (!model && model.error().code == FaultCode::kLimit &&
-             core.call([](Core& c) { return c.drop_idle_gpu_model(); }));
-  }
-  return core.call([&](Core& c) { return c.finish_gpu_model(begun->files, std::move(model)); });
-}
-
-}  // namespace
-
 bool HandleServer::open_gpu_model(Connection& connection, std::span<const std::byte> message,
                                   std::vector<UniqueFd> fds) {
   const int socket = connection.socket.get();
@@ -340,36 +309,49 @@ bool HandleServer::open_gpu_model(Connection& connection, std::span<const std::b
     return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed gpu-open: 1 to 128 descriptors are expected");
   }
   std::memcpy(&open, message.data(), sizeof open);
-  const std::string name = text_of(open.name);
-  GpuId id;
-  std::ranges::copy(open.uuid, id.uuid.begin());
-  auto refuse = [&](const Fault& fault) {
-    spdlog::warn("model refused session={} name={} gpu={} reason={}", connection.session->id().value, name,
-                 to_string(id), fault.text);
-    send_error(socket, code_of(fault), fault.text);
-    return true;
-  };
-  auto model = make_gpu_model(core_, config_, boot_epoch_, std::move(fds), name, id);
-  if (!model) return refuse(model.error());
-  auto log = make_log_segment(**model);
-  if (!log) return refuse(log.error());
-  auto opened = core_.call([&](Core& core) {
-    return core.open_gpu_in_session(connection.session->id(), *model, *std::move(log));
-  });
-  if (!opened) return refuse(opened.error());
-  auto table = (*model)->share_table();
-  if (!table) return refuse(table.error());
+  GpuOpener::Request request{.connection = socket,
+                             .session = connection.session->id(),
+                             .shards = std::move(fds),
+                             .name = text_of(open.name),
+                             .gpu = {}};
+  std::ranges::copy(open.uuid, request.gpu.uuid.begin());
+  // Answered by gpu_opened; until then nothing more is read from this client.
+  epoll_.remove(socket);
+  opener_->submit(std::move(request));
+  return true;
+}
+
+void HandleServer::gpu_opened(GpuOpener::Done& done) {
+  const auto it = connections_.find(done.connection);
+  if (it == connections_.end()) return;
+  Connection& connection = it->second;
+  const int socket = connection.socket.get();
+  // As after any reply; first, so that close() finds it there.
+  if (auto added = epoll_.add(socket, EPOLLIN, static_cast<std::uint64_t>(socket)); !added) {
+    spdlog::warn("handle socket: {}", added.error().text);
+    close(socket);
+    return;
+  }
+  if (!done.opened) {
+    spdlog::warn("model refused session={} name={} gpu={} reason={}", connection.session->id().value, done.name,
+                 to_string(done.gpu), done.opened.error().text);
+    send_error(socket, code_of(done.opened.error()), done.opened.error().text);
+    return;
+  }
+  const GpuOpener::Opened& opened = *done.opened;
   moecached_handle_gpu_opened reply{};
   reply.header = header_of(MOECACHED_HANDLE_GPU_OPENED, sizeof reply, 3);
-  reply.model_id = (*model)->id().value;
-  reply.host_memory = (*model)->host_memory_kind();
-  reply.model_bytes = (*model)->segment_bytes();
-  reply.log_bytes = (*opened)->bytes().size();
-  const int handles[] = {(*model)->segment_fd(), (*opened)->fd(), table->get()};
-  if (!delivered(send_packet(socket, std::as_bytes(std::span(&reply, 1)), handles))) return false;
+  reply.model_id = opened.model->id().value;
+  reply.host_memory = opened.model->host_memory_kind();
+  reply.model_bytes = opened.model->segment_bytes();
+  reply.log_bytes = opened.log->bytes().size();
+  const int handles[] = {opened.model->segment_fd(), opened.log->fd(), opened.table.get()};
+  if (!delivered(send_packet(socket, std::as_bytes(std::span(&reply, 1)), handles))) {
+    close(socket);
+    return;
+  }
   spdlog::info("model opened session={} model={} name={} gpu={}", connection.session->id().value, reply.model_id,
-               name, to_string(id));
-  return true;
+               done.name, to_string(done.gpu));
 }
 
 bool HandleServer::fetch(Connection& connection, std::span<const std::byte> message, std::size_t n_fds) {

@@ -1,5 +1,6 @@
 // The handle socket: where clients say hello, open models and are given file descriptors (SCM_RIGHTS), which
-// gRPC cannot carry. One thread; reading a model's header happens here, so that the core loop is not held up.
+// gRPC cannot carry. One thread; reading a model's header happens here, so that the core loop is not held up. Models on GPUs are made on
+// another (gpu_opener.h).
 // Every message is one packet of a fixed size, checked before use; a client that breaks the protocol is told
 // why and cut.
 #pragma once
@@ -16,6 +17,7 @@
 #include "daemon/base/result.h"
 #include "daemon/config/config.h"
 #include "daemon/ipc/core.h"
+#include "daemon/ipc/gpu_opener.h"
 #include "daemon/ipc/session.h"
 #include "daemon/platform/epoll.h"
 #include "daemon/platform/eventfd.h"
@@ -46,6 +48,7 @@ class HandleServer {
   bool hello(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
   bool open_model(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
   bool open_gpu_model(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
+  void gpu_opened(GpuOpener::Done& done);
   bool fetch(Connection& connection, std::span<const std::byte> message, std::size_t n_fds);
   void close(int fd);
 
@@ -55,6 +58,7 @@ class HandleServer {
   PacketListener listener_;
   EventFd wake_;
   Epoll epoll_;
+  std::unique_ptr<GpuOpener> opener_;
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   std::map<int, Connection> connections_;

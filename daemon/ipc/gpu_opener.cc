@@ -1,0 +1,105 @@
+#include "daemon/ipc/gpu_opener.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <utility>
+
+namespace moecached {
+
+GpuOpener::GpuOpener(const Config& config, Core& core, std::uint64_t boot_epoch, std::function<void()> wake)
+    : config_(config), core_(core), boot_epoch_(boot_epoch), wake_(std::move(wake)), thread_([this] { run(); }) {}
+
+GpuOpener::~GpuOpener() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void GpuOpener::submit(Request request) {
+  {
+    const std::lock_guard lock(mutex_);
+    requests_.push_back(std::move(request));
+  }
+  changed_.notify_one();
+}
+
+std::vector<GpuOpener::Done> GpuOpener::take() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(done_, {});
+}
+
+void GpuOpener::run() {
+  for (;;) {
+    Request request;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return stopping_ || !requests_.empty(); });
+      if (stopping_) return;
+      request = std::move(requests_.front());
+      requests_.pop_front();
+    }
+    Done done;
+    done.connection = request.connection;
+    done.name = request.name;
+    done.gpu = request.gpu;
+    done.opened = open(request);
+    {
+      const std::lock_guard lock(mutex_);
+      done_.push_back(std::move(done));
+    }
+    wake_();
+  }
+}
+
+Result<GpuOpener::Opened> GpuOpener::open(Request& request) {
+  auto model = make_model(request);
+  if (!model) return std::move(model).error();
+  auto log = make_log_segment(**model);
+  if (!log) return std::move(log).error();
+  auto opened = core_.call(
+      [&](Core& core) { return core.open_gpu_in_session(request.session, *model, *std::move(log)); });
+  if (!opened) return std::move(opened).error();
+  auto table = (*model)->share_table();
+  if (!table) return std::move(table).error();
+  return Opened{*std::move(model), *std::move(opened), *std::move(table)};
+}
+
+Result<std::shared_ptr<GpuModel>> GpuOpener::make_model(Request& request) {
+  auto gpu = core_.gpu().find_gpu(request.gpu);
+  if (!gpu) return std::move(gpu).error();
+  // The SSD tier takes the given descriptors; the layout is read from duplicates.
+  std::vector<UniqueFd> readers;
+  std::vector<int> fds;
+  for (const UniqueFd& shard : request.shards) {
+    readers.emplace_back(::fcntl(shard.get(), F_DUPFD_CLOEXEC, 0));
+    if (!readers.back()) return system_fault("duplicating a model's descriptor", errno);
+    fds.push_back(readers.back().get());
+  }
+  auto begun =
+      core_.call([&](Core& core) { return core.begin_gpu_model(std::move(request.shards), request.gpu); });
+  if (!begun) return std::move(begun).error();
+  if (begun->existing) return begun->existing;
+  Result<std::shared_ptr<GpuModel>> model = Fault{};
+  if (auto layout = read_model_layout(fds, {.direct_alignment = 0}); !layout) {
+    model = std::move(layout).error();
+  } else {
+    // Models that nobody uses make room, the one idle for longest first.
+    do {
+      model = GpuModel::create({.name = request.name.empty() ? layout->name : request.name,
+                                .identity = begun->files.identity,
+                                .files = begun->files.files,
+                                .layout = *layout,
+                                .slots = config_.gpu.slots,
+                                .boot_epoch = boot_epoch_},
+                               begun->id, **gpu);
+    } while (!model && model.error().code == FaultCode::kLimit &&
+             core_.call([](Core& core) { return core.drop_idle_gpu_model(); }));
+  }
+  return core_.call([&](Core& core) { return core.finish_gpu_model(begun->files, std::move(model)); });
+}
+
+}  // namespace moecached

@@ -1,6 +1,7 @@
 // Seconds until one more process can use a model that the daemon already holds.
 //   attach_bench SOCKET MODEL             session, model, windows, first resolve
-//   attach_bench SOCKET MODEL GPU-UUID    session, model and windows on that GPU, first epoch; the process's CUDA context included
+//   attach_bench SOCKET MODEL GPU-UUID    session, model and windows on that GPU, first epoch; the process's
+//   CUDA context included
 // Prints {"attach_s": ..., "resident": ...}.
 #include <moecached/moecached.h>
 

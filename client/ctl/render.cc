@@ -106,7 +106,9 @@ std::string render(const ListModelsResponse& response, bool layers) {
       hits += layer.hits();
     }
     std::string notes = model.changed_on_disk() ? "changed on disk" : "";
-    const auto note = [&notes](const std::string& text) { notes.append(notes.empty() ? "" : ", ").append(text); };
+    const auto note = [&notes](const std::string& text) {
+      notes.append(notes.empty() ? "" : ", ").append(text);
+    };
     if (model.loading()) note("loading");
     if (model.device().starts_with("GPU-")) {
       note(model.device() + ", " + human_size(model.device_bytes()) + " of VRAM, pool is pinned memory");
@@ -161,8 +163,9 @@ std::string render(const Stats& stats, const Stats* before) {
   facts.add({"fallback", number(stats.fallback_reads()) + " reads by clients themselves, " +
                              human_size(stats.fallback_bytes())});
   if (const Counters& total = stats.total(); stats.device_bytes() > 0 || total.epochs() > 0) {
-    facts.add({"gpu", human_size(stats.device_bytes()) + " of VRAM for slots, " + human_size(total.bytes_uploaded()) +
-                          " uploaded, " + human_size(total.bytes_in_place()) + " read in place over the link, " +
+    facts.add({"gpu", human_size(stats.device_bytes()) + " of VRAM for slots, " +
+                          human_size(total.bytes_uploaded()) + " uploaded, " +
+                          human_size(total.bytes_in_place()) + " read in place over the link, " +
                           number(total.epochs()) + " graphs"});
   }
   const Ssd& ssd = stats.ssd();

@@ -20,7 +20,8 @@ namespace moecached::client {
 
 #define MOECACHED_CUDA_FUNCTIONS(X)                                                                         \
   X(cuInit)                                                                                                 \
-  X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetUuid_v2) X(cuDeviceGetAttribute)      \
+  X(cuGetErrorString)                                                                                       \
+  X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetUuid_v2) X(cuDeviceGetAttribute)                          \
       X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) X(cuCtxPushCurrent_v2)                    \
           X(cuCtxPopCurrent_v2) X(cuCtxSynchronize) X(cuMemAddressReserve) X(cuMemAddressFree)              \
               X(cuMemImportFromShareableHandle) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) \

@@ -134,12 +134,14 @@ moecached_status GpuLane::check(const moecached_gpu_submit& submit) const {
   if (submit.n_tokens == 0) return fail(MOECACHED_E_ARGUMENT, "n_tokens is 0");
   if (submit.n_whole_layers > model.n_layers || submit.n_layers > model.n_layers - submit.n_whole_layers ||
       (submit.n_whole_layers > 0 && submit.whole_layers == nullptr)) {
-    return fail(MOECACHED_E_ARGUMENT, "%u and %u layers are told of, the model has %u MoE layers (or an address is NULL)",
+    return fail(MOECACHED_E_ARGUMENT,
+                "%u and %u layers are told of, the model has %u MoE layers (or an address is NULL)",
                 submit.n_layers, submit.n_whole_layers, model.n_layers);
   }
   for (std::uint32_t i = 0; i < submit.n_whole_layers; ++i) {
     if (submit.whole_layers[i] >= model.n_layers) {
-      return fail(MOECACHED_E_ARGUMENT, "there is no layer %u, the model has %u", submit.whole_layers[i], model.n_layers);
+      return fail(MOECACHED_E_ARGUMENT, "there is no layer %u, the model has %u", submit.whole_layers[i],
+                  model.n_layers);
     }
   }
   if (submit.n_layers == 0) return MOECACHED_OK;
@@ -154,8 +156,8 @@ moecached_status GpuLane::check(const moecached_gpu_submit& submit) const {
   }
   for (std::uint32_t i = 0; i < submit.n_layers; ++i) {
     if ((submit.layers[i] & ~MOECACHED_LOG_BY_EXPERT) >= static_cast<int>(model.n_layers)) {
-      return fail(MOECACHED_E_ARGUMENT, "row %u is of layer %u, the model has %u", i, submit.layers[i] & ~MOECACHED_LOG_BY_EXPERT,
-                  model.n_layers);
+      return fail(MOECACHED_E_ARGUMENT, "row %u is of layer %u, the model has %u", i,
+                  submit.layers[i] & ~MOECACHED_LOG_BY_EXPERT, model.n_layers);
     }
   }
   return MOECACHED_OK;

@@ -42,8 +42,9 @@ void GpuModel::read_shapes() {
   for (std::uint32_t l = 0; l < n_layers(); ++l) {
     shapes_[l] = load_acquire(&words.layers[l].shape);
   }
-  host_only_.store(std::ranges::all_of(shapes_, [](auto shape) { return shape == MOECACHED_SHAPE_HOST_ONLY; }),
-                   std::memory_order_relaxed);
+  host_only_.store(
+      std::ranges::all_of(shapes_, [](auto shape) { return shape == MOECACHED_SHAPE_HOST_ONLY; }),
+      std::memory_order_relaxed);
 }
 
 moecached_status GpuModel::map_chunks() {

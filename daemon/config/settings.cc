@@ -65,7 +65,8 @@ Status parse_devices(std::string_view text, std::string* out) {
       const std::size_t end = std::min(text.find(',', begin), text.size());
       const std::string_view uuid = text.substr(begin, end - begin);
       if (uuid.size() != 40 || !uuid.starts_with("GPU-")) {
-        return invalid("has '" + std::string(uuid) + "', which is no UUID like GPU-01234567-89ab-cdef-0123-456789abcdef");
+        return invalid("has '" + std::string(uuid) +
+                       "', which is no UUID like GPU-01234567-89ab-cdef-0123-456789abcdef");
       }
       begin = end + 1;
     }
@@ -249,15 +250,16 @@ constexpr std::array kSettings = {
               return store(parse_bounded_size(t, {4096, 1024 * kMib}), &c.ssd.max_read_bytes);
             },
             [](const C& c) { return std::to_string(c.ssd.max_read_bytes); }},
-    Setting{"gpu.devices", "", kText, "LIST",
-            "GPUs to serve: auto (all), none, or UUIDs as nvidia-smi -L prints them, separated by commas (auto)",
-            [](C& c, T t) { return parse_devices(t, &c.gpu.devices); },
-            [](const C& c) { return c.gpu.devices; }},
+    Setting{
+        "gpu.devices", "", kText, "LIST",
+        "GPUs to serve: auto (all), none, or UUIDs as nvidia-smi -L prints them, separated by commas (auto)",
+        [](C& c, T t) { return parse_devices(t, &c.gpu.devices); }, [](const C& c) { return c.gpu.devices; }},
     Setting{"gpu.slots", "", kSize, "N|P%|auto",
             "device slots of each layer: a number, a share of its experts, or what memory allows (auto)",
             [](C& c, T t) { return parse_slots(t, &c.gpu.slots); },
             [](const C& c) { return print_slots(c.gpu.slots); }},
-    Setting{"gpu.bytes", "", kSize, "SIZE", "device memory for slots on each GPU; 0: only keep_free limits it (0)",
+    Setting{"gpu.bytes", "", kSize, "SIZE",
+            "device memory for slots on each GPU; 0: only keep_free limits it (0)",
             [](C& c, T t) {
               return store(parse_bounded_bytes(t, {0, 1ull << 46}), &c.gpu.bytes);
             },
@@ -268,7 +270,8 @@ constexpr std::array kSettings = {
             },
             [](const C& c) { return std::to_string(c.gpu.keep_free); }},
     Setting{"gpu.policy", "", kText, "SPEC", "eviction policy of device slots (ewma)",
-            [](C& c, T t) { return parse_policy(t, &c.gpu.policy); }, [](const C& c) { return c.gpu.policy; }},
+            [](C& c, T t) { return parse_policy(t, &c.gpu.policy); },
+            [](const C& c) { return c.gpu.policy; }},
     Setting{"gpu.max_slowdown", "", kInteger, "PERCENT",
             "what uploads may cost a decoding client; 0: only into free slots, 100: no limit (5)",
             [](C& c, T t) {

@@ -34,8 +34,9 @@ Result<std::unique_ptr<Core>> Core::create(const Config& config, std::uint64_t b
   std::vector<std::unique_ptr<Gpu>> gpus;
   std::string no_gpu_reason;
   if (config.gpu.devices != "none") gpus = list_gpus(&no_gpu_reason);
-  return std::unique_ptr<Core>(new Core(config, boot_epoch, *std::move(ssd), make_host_device(), *std::move(wake),
-                                        *std::move(epoll), std::move(gpus), std::move(no_gpu_reason)));
+  return std::unique_ptr<Core>(new Core(config, boot_epoch, *std::move(ssd), make_host_device(),
+                                        *std::move(wake), *std::move(epoll), std::move(gpus),
+                                        std::move(no_gpu_reason)));
 }
 
 Core::Core(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<SsdTier> ssd,

@@ -193,13 +193,15 @@ Result<std::shared_ptr<GpuModel>> Core::finish_gpu_model(const ModelFiles& files
   for (const int fd : gpu_.event_fds()) {
     if (std::ranges::find(gpu_fds_, fd) != gpu_fds_.end()) continue;
     // Waking is all that is asked of it: the turn looks at every queue.
-    if (auto added = epoll_.add(fd, EPOLLIN, std::uint64_t{1} << 2 | kWakePost); !added) return std::move(added).error();
+    if (auto added = epoll_.add(fd, EPOLLIN, std::uint64_t{1} << 2 | kWakePost); !added)
+      return std::move(added).error();
     gpu_fds_.push_back(fd);
   }
   return model;
 }
 
-Result<std::shared_ptr<Memfd>> Core::open_gpu_in_session(SessionId session, const std::shared_ptr<GpuModel>& model,
+Result<std::shared_ptr<Memfd>> Core::open_gpu_in_session(SessionId session,
+                                                         const std::shared_ptr<GpuModel>& model,
                                                          std::shared_ptr<Memfd> log) {
   const auto it = sessions_.find(session.value);
   if (it == sessions_.end()) return Fault{FaultCode::kNotFound, "the session is gone"};

@@ -23,14 +23,18 @@ GpuLayerPlan plan_gpu_layer(const LayerLayout& layer, std::uint32_t n_device_max
   for (const PartLayout& part : layer.parts) {
     GpuPartPlan& out = plan.parts.emplace_back();
     out.device_bytes = round_up(n_device_max * part.expert_bytes, granularity);
-    plan.host_first = std::max(
-        plan.host_first, static_cast<std::uint32_t>((out.device_bytes + part.expert_bytes - 1) / part.expert_bytes));
+    plan.host_first =
+        std::max(plan.host_first,
+                 static_cast<std::uint32_t>((out.device_bytes + part.expert_bytes - 1) / part.expert_bytes));
   }
   for (std::size_t p = 0; p < layer.parts.size(); ++p) {
     GpuPartPlan& out = plan.parts[p];
-    // The gap is addresses of the device part, not pinned memory: with biases of a few KiB it spans many slots.
-    out.device_bytes = std::uint64_t{plan.host_first} * layer.parts[p].expert_bytes / granularity * granularity;
-    const std::uint64_t end = (std::uint64_t{plan.host_first} + layer.n_experts) * layer.parts[p].expert_bytes;
+    // The gap is addresses of the device part, not pinned memory: with biases of a few KiB it spans many
+    // slots.
+    out.device_bytes =
+        std::uint64_t{plan.host_first} * layer.parts[p].expert_bytes / granularity * granularity;
+    const std::uint64_t end =
+        (std::uint64_t{plan.host_first} + layer.n_experts) * layer.parts[p].expert_bytes;
     out.host_bytes = round_up(end - out.device_bytes + kReadPast, granularity);
   }
   return plan;
@@ -39,7 +43,8 @@ GpuLayerPlan plan_gpu_layer(const LayerLayout& layer, std::uint32_t n_device_max
 std::uint64_t gpu_part_bytes(const GpuPartPlan& plan, const PartLayout& part, std::uint32_t n_slots,
                              std::uint64_t granularity) {
   if (n_slots == 0) return 0;
-  // Cut at the end of the device part: what is read past its last slot is host memory, which is mapped from there on.
+  // Cut at the end of the device part: what is read past its last slot is host memory, which is mapped from
+  // there on.
   return std::min(plan.device_bytes, round_up(n_slots * part.expert_bytes + kReadPast, granularity));
 }
 
@@ -76,7 +81,8 @@ std::uint64_t gpu_device_bytes(const ModelLayout& layout, const std::vector<GpuL
   return bytes;
 }
 
-std::vector<std::uint32_t> gpu_slots_that_fit(const ModelLayout& layout, const std::vector<GpuLayerPlan>& plans,
+std::vector<std::uint32_t> gpu_slots_that_fit(const ModelLayout& layout,
+                                              const std::vector<GpuLayerPlan>& plans,
                                               const std::vector<std::uint32_t>& wanted, std::uint64_t budget,
                                               std::uint64_t granularity) {
   CHECK(wanted.size() == layout.layers.size());

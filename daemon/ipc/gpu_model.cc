@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/ipc/shm_part.h"
 #include "daemon/platform/futex.h"
 
 namespace moecached {
@@ -20,21 +21,14 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-template <std::size_t N>
-void copy_name(char (&to)[N], std::string_view from) {
-  const std::size_t n = std::min(from.size(), N - 1);
-  std::memcpy(to, from.data(), n);
-  to[n] = '\0';
-}
-
 }  // namespace
 
 Result<std::shared_ptr<GpuModel>> GpuModel::create(Parameters parameters, ModelId id, Gpu& gpu) {
   std::shared_ptr<GpuModel> model(new GpuModel(std::move(parameters), id, gpu));
   if (Status done = model->allocate(); !done) {
-    return std::move(done).error().with_context(
-        "pinned memory for every expert of the model (" + std::to_string(model->p_.layout.expert_bytes_total >> 20) +
-        " MiB)");
+    return std::move(done).error().with_context("pinned memory for every expert of the model (" +
+                                                std::to_string(model->p_.layout.expert_bytes_total >> 20) +
+                                                " MiB)");
   }
   if (Status done = model->write_segment(); !done) return std::move(done).error();
   return model;
@@ -80,7 +74,8 @@ Status GpuModel::allocate() {
   }
   for (const auto& host : host_) {
     if (host->kind() != host_.front()->kind()) {
-      return Fault{FaultCode::kSystem, "shareable pinned memory ran out half-way: " + gpu_.host_memory_fallback()};
+      return Fault{FaultCode::kSystem,
+                   "shareable pinned memory ran out half-way: " + gpu_.host_memory_fallback()};
     }
   }
   return ok();
@@ -134,17 +129,7 @@ Status GpuModel::write_segment() {
                                     .shape = MOECACHED_SHAPE_HOST_ONLY,
                                     .reserved0 = 0};
     for (std::size_t p = 0; p < from.parts.size(); ++p) {
-      const PartLayout& source = from.parts[p];
-      moecached_shm_part& to = parts[first_part_[l] + p];
-      to.kind = source.kind;
-      to.ggml_type = source.ggml_type;
-      to.file = source.file;
-      to.ne0 = source.ne0;
-      to.ne1 = source.ne1;
-      to.file_offset = source.file_offset;
-      to.expert_bytes = source.expert_bytes;
-      to.slot_offset = 0;
-      copy_name(to.name, source.name);
+      describe_part(from.parts[p], 0, &parts[first_part_[l] + p]);
       windows[first_part_[l] + p] = {plans_[l].parts[p].device_bytes, plans_[l].parts[p].host_bytes};
     }
     for (std::uint32_t e = 0; e < from.n_experts; ++e)
@@ -184,7 +169,8 @@ Status GpuModel::write_segment() {
   if (!table) return std::move(table).error();
   if (Status grown = (*table)->grow(0, gpu.table_bytes); !grown) return grown;
   table_memory_ = *std::move(table);
-  if (Status written = gpu_.write(table_memory_->address(), std::as_bytes(std::span(table_, n_entries))); !written)
+  if (Status written = gpu_.write(table_memory_->address(), std::as_bytes(std::span(table_, n_entries)));
+      !written)
     return written;
   if (Status written = gpu_.write(table_memory_->address() + n_entries * sizeof(std::int32_t),
                                   std::as_bytes(std::span(identity)));
@@ -211,7 +197,8 @@ moecached_shm_layer& GpuModel::layer_words(LayerIndex layer) const {
 std::byte* GpuModel::host_slot(LayerIndex layer, std::size_t part, ExpertIndex expert) const {
   const std::uint64_t offset = (std::uint64_t{plans_[layer.value].host_first} + expert.value) *
                                p_.layout.layers[layer.value].parts[part].expert_bytes;
-  return host_[first_part_[layer.value] + part]->bytes().data() + (offset - plans_[layer.value].parts[part].device_bytes);
+  return host_[first_part_[layer.value] + part]->bytes().data() +
+         (offset - plans_[layer.value].parts[part].device_bytes);
 }
 
 void GpuModel::set_load_state(moecached_load_state state) {
@@ -232,15 +219,18 @@ Status GpuModel::grow(std::span<const std::uint32_t> n_slots) {
     for (std::size_t p = 0; p < layer.parts.size(); ++p) {
       const std::uint32_t index = first_part_[l] + static_cast<std::uint32_t>(p);
       const std::uint64_t have = backed_[index];
-      const std::uint64_t want = gpu_part_bytes(plans_[l].parts[p], layer.parts[p], n_slots[l], gpu_.granularity());
+      const std::uint64_t want =
+          gpu_part_bytes(plans_[l].parts[p], layer.parts[p], n_slots[l], gpu_.granularity());
       if (want <= have) continue;
       const std::lock_guard lock(chunks_mutex_);
       if (chunks_.size() == gpu_words().n_chunks_max) {
-        return Fault{FaultCode::kLimit, "device slots were added " + std::to_string(kGrowthsMax) + " times already"};
+        return Fault{FaultCode::kLimit,
+                     "device slots were added " + std::to_string(kGrowthsMax) + " times already"};
       }
       if (Status grown = device_[index]->grow(have, want - have); !grown) return grown;
-      reinterpret_cast<moecached_shm_chunk*>(segment_.bytes().data() + gpu_words().chunks_offset)[chunks_.size()] =
-          {.part = index, .reserved0 = 0, .offset = have, .bytes = want - have};
+      reinterpret_cast<moecached_shm_chunk*>(segment_.bytes().data() +
+                                             gpu_words().chunks_offset)[chunks_.size()] = {
+          .part = index, .reserved0 = 0, .offset = have, .bytes = want - have};
       chunks_.push_back({index, device_[index]->chunks() - 1});
       backed_[index] = want;
       device_bytes_ += want - have;
@@ -257,7 +247,8 @@ void GpuModel::publish_growth(std::span<const std::uint32_t> n_slots) {
 }
 
 void GpuModel::set_shape(LayerIndex layer, moecached_gpu_shape shape) {
-  std::atomic_ref(layer_words(layer).shape).store(static_cast<std::uint32_t>(shape), std::memory_order_release);
+  std::atomic_ref(layer_words(layer).shape)
+      .store(static_cast<std::uint32_t>(shape), std::memory_order_release);
   std::atomic_ref shapes(gpu_words().shapes);
   shapes.store(shapes.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }

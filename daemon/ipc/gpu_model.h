@@ -1,5 +1,5 @@
-// One model on one GPU, covered: pinned RAM holds every expert, device memory the slots that promotions fill. Owns
-// the windows' memory, the slot table in device memory and its replica in the segment that clients map.
+// One model on one GPU, covered: pinned RAM holds every expert, device memory the slots that promotions fill.
+// Owns the windows' memory, the slot table in device memory and its replica in the segment that clients map.
 // Made off the core loop (allocating pinned memory takes seconds); used by the core loop afterwards, except
 // share_*, which the handle server calls. Memory: shared with reads and copies in flight.
 #pragma once
@@ -68,8 +68,8 @@ class GpuModel {
   void spoil_for_test();
 
   // -- device slots
-  // Backs n_slots of each layer with device memory: blocking driver calls, on the queue's thread. kLimit: what was
-  // allocated is kept but not used.
+  // Backs n_slots of each layer with device memory: blocking driver calls, on the queue's thread. kLimit:
+  // what was allocated is kept but not used.
   Status grow(std::span<const std::uint32_t> n_slots);
   // Tells clients to map what grow added; lanes that begin later have it.
   void publish_growth(std::span<const std::uint32_t> n_slots);

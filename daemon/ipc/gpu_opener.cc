@@ -8,7 +8,9 @@
 namespace moecached {
 
 GpuOpener::GpuOpener(const Config& config, Core& core, std::uint64_t boot_epoch, std::function<void()> wake)
-    : config_(config), core_(core), boot_epoch_(boot_epoch), wake_(std::move(wake)), thread_([this] { run(); }) {}
+    : config_(config), core_(core), boot_epoch_(boot_epoch), wake_(std::move(wake)), thread_([this] {
+        run();
+      }) {}
 
 GpuOpener::~GpuOpener() {
   {

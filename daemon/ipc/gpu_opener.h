@@ -1,6 +1,6 @@
-// Makes models on GPUs on a thread of its own, one after the other: reading the header of a model and allocating pinned
-// memory for all its experts takes seconds, in which the handle socket has others to answer. Thread: submit
-// and take belong to the handle server. Memory: a result is kept until it is taken.
+// Makes models on GPUs on a thread of its own, one after the other: reading the header of a model and
+// allocating pinned memory for all its experts takes seconds, in which the handle socket has others to
+// answer. Thread: submit and take belong to the handle server. Memory: a result is kept until it is taken.
 #pragma once
 
 #include <condition_variable>

@@ -16,9 +16,9 @@ namespace {
 
 // Promotions under way at once: enough to keep two copy streams busy while others wait for grace periods.
 constexpr std::uint32_t kPromotionsMax = 48;
-// Gain, in uses per token, below which an upload is not worth its share of the link. Link time per token (misses read in
-// place at 40 GB/s, uploads copied at 50) is least between 0.03 and 0.06 on the gpt-oss-20b and the Qwen3-30B-A3B
-// traces, at 10, 25 and 50 % slots alike.
+// Gain, in uses per token, below which an upload is not worth its share of the link. Link time per token
+// (misses read in place at 40 GB/s, uploads copied at 50) is least between 0.03 and 0.06 on the gpt-oss-20b
+// and the Qwen3-30B-A3B traces, at 10, 25 and 50 % slots alike.
 constexpr double kGainMin = 0.04;
 constexpr std::uint64_t kStalledAfterNs = 1'000'000'000;
 constexpr std::uint64_t kActiveForNs = 50'000'000;
@@ -56,11 +56,11 @@ struct GpuService::Entry {
   std::uint64_t growth_failed_ns = 0;
   std::string growth_note;  // why there are fewer slots than asked for
   std::string policy;
-  bool has_slots = false;  // the brain knows the model
+  bool has_slots = false;        // the brain knows the model
   std::uint32_t promotions = 0;  // under way, as of this turn
   std::vector<Candidate> candidates;
   std::vector<std::uint8_t> all_resident;
-  std::vector<std::uint32_t> publishing;  // by layer: flips to device slots that are not done yet
+  std::vector<std::uint32_t> publishing;          // by layer: flips to device slots that are not done yet
   std::uint32_t fill_layer = 0, fill_expert = 0;  // of the first fill, when everything is to be resident
   std::uint64_t load_begun_ns = 0;
 };
@@ -89,8 +89,8 @@ struct GpuService::Pending {
 
 // -------------------------------------------------------------------------------------------------- set up
 
-GpuService::GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> gpus, std::string no_gpu_reason,
-                       ReadTable& reads)
+GpuService::GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> gpus,
+                       std::string no_gpu_reason, ReadTable& reads)
     : config_(config),
       no_gpu_reason_(config.gpu.devices == "none" ? "gpu.devices is none" : std::move(no_gpu_reason)),
       reads_(reads),
@@ -103,7 +103,8 @@ GpuService::GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> g
     devices_.push_back(std::make_unique<Device>());
     devices_.back()->gpu = std::move(gpu);
   }
-  if (test_no_grace_) spdlog::error("MOECACHED_TEST_NO_GRACE: slots are reused while in use, results are wrong");
+  if (test_no_grace_)
+    spdlog::error("MOECACHED_TEST_NO_GRACE: slots are reused while in use, results are wrong");
 }
 
 GpuService::~GpuService() {
@@ -135,11 +136,13 @@ GpuService::Entry* GpuService::find_entry(ModelId id) {
   return found == models_.end() ? nullptr : found->second.get();
 }
 
-std::shared_ptr<GpuModel> GpuService::find_model(std::span<const FileIdentity> identity, const GpuId& gpu) const {
+std::shared_ptr<GpuModel> GpuService::find_model(std::span<const FileIdentity> identity,
+                                                 const GpuId& gpu) const {
   for (const auto& [id, entry] : models_) {
     const GpuModel& model = *entry->model;
     const bool usable = !model.changed_on_disk && model.load_state() != MOECACHED_LOAD_FAILED;
-    if (usable && model.gpu().id() == gpu && std::ranges::equal(model.identity(), identity)) return entry->model;
+    if (usable && model.gpu().id() == gpu && std::ranges::equal(model.identity(), identity))
+      return entry->model;
   }
   return nullptr;
 }
@@ -158,8 +161,8 @@ Status GpuService::add_model(const std::shared_ptr<GpuModel>& model) {
     if (!queue) return std::move(queue).error();
     device.queue = *std::move(queue);
     device.link_rate = *rate;
-    device.budget = UploadBudget(
-        {.link_rate = *rate, .max_slowdown = config_.gpu.max_slowdown_percent / 100.0});
+    device.budget =
+        UploadBudget({.link_rate = *rate, .max_slowdown = config_.gpu.max_slowdown_percent / 100.0});
     spdlog::info("gpu {} ({}): pinned memory is copied at {:.1f} GB/s", to_string(device.gpu->id()),
                  device.gpu->name(), *rate / 1e9);
   }
@@ -198,8 +201,8 @@ void GpuService::load_done(const ReadTable::BulkDone& done) {
   if (test_spoil_) model.spoil_for_test();
   model.set_load_state(MOECACHED_COVERED);
   const double seconds = static_cast<double>(monotonic_ns() - entry->load_begun_ns) * 1e-9;
-  spdlog::info("model {} ({}): {} MiB of experts in pinned memory after {:.1f} s", model.id().value, model.name(),
-               model.bytes_loaded >> 20, seconds);
+  spdlog::info("model {} ({}): {} MiB of experts in pinned memory after {:.1f} s", model.id().value,
+               model.name(), model.bytes_loaded >> 20, seconds);
 }
 
 Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
@@ -208,10 +211,12 @@ Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
   Entry& entry = *found->second;
   if (entry.model->sessions > 0) {
     return Fault{FaultCode::kInvalid, "model " + std::to_string(id) + " is used by " +
-                                          std::to_string(entry.model->sessions) + " session(s); stop them first"};
+                                          std::to_string(entry.model->sessions) +
+                                          " session(s); stop them first"};
   }
   if (entry.growth == Entry::Growth::kAllocating || entry.model->loads_left > 0) {
-    return Fault{FaultCode::kInvalid, "model " + std::to_string(id) + " is being loaded; try again when it is done"};
+    return Fault{FaultCode::kInvalid,
+                 "model " + std::to_string(id) + " is being loaded; try again when it is done"};
   }
   if (entry.has_slots) brain_.remove_model(entry.model->id());
   grace_.model_gone(entry.model->id());
@@ -231,7 +236,8 @@ Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
 bool GpuService::drop_idle_model(std::vector<FileId>* files) {
   const Entry* oldest = nullptr;
   for (const auto& [id, entry] : models_) {
-    if (entry->model->sessions > 0 || entry->model->loads_left > 0 || entry->growth == Entry::Growth::kAllocating)
+    if (entry->model->sessions > 0 || entry->model->loads_left > 0 ||
+        entry->growth == Entry::Growth::kAllocating)
       continue;
     if (oldest == nullptr || entry->model->last_used < oldest->model->last_used) oldest = entry.get();
   }
@@ -242,7 +248,8 @@ bool GpuService::drop_idle_model(std::vector<FileId>* files) {
 Result<std::string> GpuService::set_policy(ModelId id, const std::string& spec) {
   Entry* entry = find_entry(id);
   if (entry == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id.value)};
-  if (auto policy = make_policy(spec, {.n_experts = 2, .n_slots = 1}); !policy) return std::move(policy).error();
+  if (auto policy = make_policy(spec, {.n_experts = 2, .n_slots = 1}); !policy)
+    return std::move(policy).error();
   if (entry->has_slots) {
     if (Status set = brain_.set_policy(id, spec); !set) return std::move(set).error();
   }
@@ -258,7 +265,8 @@ void GpuService::open_in_session(Session& session, const std::shared_ptr<GpuMode
 }
 
 void GpuService::release_session(Session& session) {
-  for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i) close_lane(session.id().value * MOECACHED_MAX_LANES + i);
+  for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i)
+    close_lane(session.id().value * MOECACHED_MAX_LANES + i);
   for (auto& [id, opened] : session.gpu_models) --opened.model->sessions;
   session.gpu_models.clear();
   std::erase(sessions_, &session);
@@ -279,7 +287,9 @@ void GpuService::sync_lanes(std::span<Session* const> sessions) {
       const auto opened = session->gpu_models.find(model_id);
       const auto known = lanes_.find(key);
       if (known != lanes_.end()) {
-        if (open && opened != session->gpu_models.end() && opened->second.model == known->second->entry->model) continue;
+        if (open && opened != session->gpu_models.end() &&
+            opened->second.model == known->second->entry->model)
+          continue;
         drain_lane(*known->second, last_active_ns_);
         close_lane(key);
       }
@@ -332,14 +342,15 @@ void GpuService::drain_lane(Lane& lane, std::uint64_t now_ns) {
   entry.model->epochs += n;
   lane.drained = completed;
   std::atomic_ref(lane.words->tail).store(completed, std::memory_order_release);
-  // Behind a real graph: a lane that only waited for the model to be loaded has ended epochs as well, and a slot filled
-  // before would hold what was in memory before the expert.
-  if (entry.growth == Entry::Growth::kNone && lane.records > 0 && entry.model->load_state() == MOECACHED_COVERED)
+  // Behind a real graph: a lane that only waited for the model to be loaded has ended epochs as well, and a
+  // slot filled before would hold what was in memory before the expert.
+  if (entry.growth == Entry::Growth::kNone && lane.records > 0 &&
+      entry.model->load_state() == MOECACHED_COVERED)
     start_growth(entry);
 }
 
-// One epoch's slots, token by token. The client wrote header and layers, its GPU the slots: all of it is copied once
-// and checked.
+// One epoch's slots, token by token. The client wrote header and layers, its GPU the slots: all of it is
+// copied once and checked.
 void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
   Entry& entry = *lane.entry;
   GpuModel& model = *entry.model;
@@ -351,7 +362,8 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
   const std::size_t n_layers = model.layout().layers.size();
   const std::uint32_t k = model.layout().n_expert_used;
   if (header.n_whole > n_layers || header.n_layers > n_layers - header.n_whole ||
-      header.n_layers + header.n_whole == 0 || header.n_tokens == 0 || header.n_tokens > MOECACHED_LOG_TOKENS) {
+      header.n_layers + header.n_whole == 0 || header.n_tokens == 0 ||
+      header.n_tokens > MOECACHED_LOG_TOKENS) {
     ++lane.refused;
     return;
   }
@@ -389,7 +401,8 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
       std::uint64_t hits = 0;
       for (std::uint32_t i = 0; i < k; ++i) {
         const std::int32_t slot = slots[std::size_t{token} * k + i];
-        const std::uint32_t expert = by_expert ? static_cast<std::uint32_t>(slot) : model.expert_in(layer, slot);
+        const std::uint32_t expert =
+            by_expert ? static_cast<std::uint32_t>(slot) : model.expert_in(layer, slot);
         const bool is_known = expert < model.layout().layers[layer_index].n_experts;
         if (!is_known || std::exchange(marks_[expert], 1) != 0) {
           for (const ExpertIndex marked : experts_) marks_[marked.value] = 0;
@@ -443,7 +456,8 @@ void GpuService::start_growth(Entry& entry) {
     std::uint64_t taken = 0;
     for (const auto& other : others) taken += other->device_bytes();
     if (options.bytes > 0) budget = std::min(budget, options.bytes > taken ? options.bytes - taken : 0);
-    *slots = gpu_slots_that_fit(model->layout(), model->plans(), model->wanted(), budget, model->gpu().granularity());
+    *slots = gpu_slots_that_fit(model->layout(), model->plans(), model->wanted(), budget,
+                                model->gpu().granularity());
     *outcome = model->grow(*slots);
   };
   entry.growing_to.clear();
@@ -466,14 +480,15 @@ void GpuService::growth_done(Entry& entry, bool succeeded, const Fault& fault) {
     entry.growth = Entry::Growth::kNone;
     entry.growth_failed_ns = monotonic_ns();
     entry.growth_note = succeeded ? "no device memory within gpu.bytes and gpu.keep_free" : fault.text;
-    spdlog::warn("model {}: no device slots: {}; trying again in 10 s", entry.model->id().value, entry.growth_note);
+    spdlog::warn("model {}: no device slots: {}; trying again in 10 s", entry.model->id().value,
+                 entry.growth_note);
     return;
   }
   if (entry.growing_to != entry.model->wanted())
     entry.growth_note = "fewer device slots than gpu.slots asks for fit into device memory";
   entry.model->publish_growth(entry.growing_to);
-  // Epochs that were begun before may not have the new memory mapped, and need not: they are in the shape HOST_ONLY, which
-  // does not look at the table. Whoever takes up another shape maps first.
+  // Epochs that were begun before may not have the new memory mapped, and need not: they are in the shape
+  // HOST_ONLY, which does not look at the table. Whoever takes up another shape maps first.
   GpuModel& model = *entry.model;
   ModelShape shape{.layers = {}, .policy = entry.policy};
   for (std::size_t l = 0; l < model.layout().layers.size(); ++l)
@@ -486,15 +501,17 @@ void GpuService::growth_done(Entry& entry, bool succeeded, const Fault& fault) {
   }
   entry.has_slots = true;
   entry.growth = Entry::Growth::kDone;
-  // A layer that is to be wholly resident stays as it is until it is, so that its shape is stock's all the time.
+  // A layer that is to be wholly resident stays as it is until it is, so that its shape is stock's all the
+  // time.
   for (std::uint32_t l = 0; l < model.layout().layers.size(); ++l) {
     const std::uint32_t n = model.n_slots()[l];
-    if (n > 0 && n < model.layout().layers[l].n_experts) model.set_shape(LayerIndex(l), MOECACHED_SHAPE_MIXED);
+    if (n > 0 && n < model.layout().layers[l].n_experts)
+      model.set_shape(LayerIndex(l), MOECACHED_SHAPE_MIXED);
   }
   std::uint64_t n_slots = 0;
   for (const std::uint32_t n : model.n_slots()) n_slots += n;
-  spdlog::info("model {} ({}): {} device slots, {} MiB of device memory", model.id().value, model.name(), n_slots,
-               model.device_bytes() >> 20);
+  spdlog::info("model {} ({}): {} device slots, {} MiB of device memory", model.id().value, model.name(),
+               n_slots, model.device_bytes() >> 20);
 }
 
 void GpuService::check_all_resident(Entry& entry) {
@@ -586,7 +603,8 @@ void GpuService::churn(Entry& entry) {
     const LayerIndex layer(static_cast<std::uint32_t>(random() % n_layers));
     const ExpertIndex expert(
         static_cast<std::uint32_t>(random() % entry.model->layout().layers[layer.value].n_experts));
-    if (entry.model->n_slots()[layer.value] > 0 && brain_.promote(entry.model->id(), layer, expert)) ++entry.promotions;
+    if (entry.model->n_slots()[layer.value] > 0 && brain_.promote(entry.model->id(), layer, expert))
+      ++entry.promotions;
   }
 }
 
@@ -639,8 +657,8 @@ void GpuService::begin_grace(const GraceTicket& ticket) {
   for (Session* session : sessions_) {
     if (!session->gpu_models.contains(ticket.model.value)) continue;
     for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i) {
-      // Behind the flip, like the tracker's own look. A lane that is in no epoch now sees the flip in its next one; it
-      // says that it is open, and for which model, before its first.
+      // Behind the flip, like the tracker's own look. A lane that is in no epoch now sees the flip in its
+      // next one; it says that it is open, and for which model, before its first.
       moecached_shm_lane& words = session->lane(i);
       const std::uint64_t begun = std::atomic_ref(words.begun).load(std::memory_order_seq_cst);
       if (load(words.completed) >= begun >> 16) continue;
@@ -714,8 +732,8 @@ void GpuService::queue_done(Pending& pending, bool succeeded) {
 // The sessions of a lost GPU lose it as well; nothing more is tried there, everything else goes on.
 void GpuService::lose(Device& device) {
   if (std::exchange(device.lost, true)) return;
-  spdlog::error("gpu {} ({}) is lost: a copy failed. Restart the daemon once it is back", to_string(device.gpu->id()),
-                device.gpu->name());
+  spdlog::error("gpu {} ({}) is lost: a copy failed. Restart the daemon once it is back",
+                to_string(device.gpu->id()), device.gpu->name());
 }
 
 void GpuService::watch_stalls(std::uint64_t now_ns) {
@@ -727,7 +745,8 @@ void GpuService::watch_stalls(std::uint64_t now_ns) {
   });
   for (const GraceTicket& ticket : stalled) {
     // Nobody waits for the newcomer: it gets no other slot, whose eviction would wait for the same lane.
-    if (!brain_.undo_eviction(ticket.model, ticket.layer, ticket.slot, ticket.expert, Brain::Undo::kCancel)) continue;
+    if (!brain_.undo_eviction(ticket.model, ticket.layer, ticket.slot, ticket.expert, Brain::Undo::kCancel))
+      continue;
     grace_.forget(ticket);
     carry_out_commands();
   }
@@ -741,8 +760,8 @@ void GpuService::turn(std::uint64_t now_ns, std::span<Session* const> sessions) 
   sync_lanes(sessions);
   grace_done_.clear();
   drain_queues();
-  // Which grace periods are over is found out before the logs are read, and told to the brain afterwards: the epochs
-  // that ended them are in the logs by then, read under the experts that the slots still hold.
+  // Which grace periods are over is found out before the logs are read, and told to the brain afterwards: the
+  // epochs that ended them are in the logs by then, read under the experts that the slots still hold.
   if (!grace_.empty())
     grace_.poll([](std::uint64_t, std::uint64_t, LayerIndex, ExpertIndex) { return false; }, &grace_done_);
   for (const auto& [key, lane] : lanes_) {
@@ -760,7 +779,8 @@ void GpuService::turn(std::uint64_t now_ns, std::span<Session* const> sessions) 
     if (!device->queue) continue;
     // A long graph completes nothing for a while, and is what uploads would slow down.
     const bool computing = std::ranges::any_of(lanes_, [&](const auto& lane) {
-      return lane.second->entry->device == device.get() && load(lane.second->words->completed) < lane.second->begun >> 16;
+      return lane.second->entry->device == device.get() &&
+             load(lane.second->words->completed) < lane.second->begun >> 16;
     });
     device->budget.advance(now_ns, active || computing);
   }
@@ -828,7 +848,8 @@ void GpuService::report(std::vector<ModelReport>* models) const {
       to.insertions = counters[l].insertions;
       to.evictions = counters[l].evictions;
     }
-    for (const LeftOut& left_out : model.layout().left_out) out.left_out.push_back({left_out.tensor, left_out.reason});
+    for (const LeftOut& left_out : model.layout().left_out)
+      out.left_out.push_back({left_out.tensor, left_out.reason});
   }
 }
 
@@ -858,13 +879,16 @@ void GpuService::findings(std::vector<Finding>* out) const {
   for (const auto& device : devices_) {
     const std::string subject = "gpu " + to_string(device->gpu->id());
     if (device->lost) {
-      out->push_back({"error", subject, "a copy failed, the GPU counts as lost; restart the daemon once it is back"});
+      out->push_back(
+          {"error", subject, "a copy failed, the GPU counts as lost; restart the daemon once it is back"});
     } else {
       out->push_back({"ok", subject, device->gpu->name()});
     }
     if (const std::string why = device->gpu->host_memory_fallback(); !why.empty()) {
-      out->push_back({"warning", subject,
-                      "pinned memory is a registered memfd, because memory that the driver shares cannot be had: " + why});
+      out->push_back(
+          {"warning", subject,
+           "pinned memory is a registered memfd, because memory that the driver shares cannot be had: " +
+               why});
     }
   }
   for (const auto& [id, entry] : models_) {
@@ -878,16 +902,18 @@ void GpuService::findings(std::vector<Finding>* out) const {
       hits += use.hits;
     }
     if (lookups > 100'000 && hits * 2 < lookups) {
-      out->push_back({"warning", subject,
-                      "only " + std::to_string(hits * 100 / lookups) +
-                          " % of the lookups hit device slots; the others are read over the link, which is slower than "
-                          "computing on many CPU cores: raise gpu.slots or gpu.bytes"});
+      out->push_back(
+          {"warning", subject,
+           "only " + std::to_string(hits * 100 / lookups) +
+               " % of the lookups hit device slots; the others are read over the link, which is slower than "
+               "computing on many CPU cores: raise gpu.slots or gpu.bytes"});
     }
   }
 }
 
 Result<std::shared_ptr<Memfd>> make_log_segment(const GpuModel& model) {
-  auto memory = Memfd::create("log", MOECACHED_MAX_LANES * model.log_bytes_per_lane(), ClientAccess::kReadWrite);
+  auto memory =
+      Memfd::create("log", MOECACHED_MAX_LANES * model.log_bytes_per_lane(), ClientAccess::kReadWrite);
   if (!memory) return std::move(memory).error();
   return std::make_shared<Memfd>(*std::move(memory));
 }

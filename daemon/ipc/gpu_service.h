@@ -1,9 +1,10 @@
-// Models on GPUs, as part of the core loop: loads them into pinned RAM, adds device slots behind a client's first
-// graph, reads the logs of lanes, and promotes experts to device slots in the background, so that no token waits.
+// Models on GPUs, as part of the core loop: loads them into pinned RAM, adds device slots behind a client's
+// first graph, reads the logs of lanes, and promotes experts to device slots in the background, so that no
+// token waits.
 //
-// A promotion: Brain::promote -> kUnpublish: flip the victim's entry to its host slot -> the flip is done on the GPU ->
-// grace period of the lanes -> kRead: copy -> kPublish: flip the newcomer's entry to the slot. Covered mode: every
-// entry is valid all the time, misses are read in place by the kernels.
+// A promotion: Brain::promote -> kUnpublish: flip the victim's entry to its host slot -> the flip is done on
+// the GPU -> grace period of the lanes -> kRead: copy -> kPublish: flip the newcomer's entry to the slot.
+// Covered mode: every entry is valid all the time, misses are read in place by the kernels.
 //
 // Thread: core loop, unless said. Memory: bounded by limits.models, limits.sessions and the queue's room.
 #pragma once
@@ -40,7 +41,8 @@ class GpuService {
   Result<Gpu*> find_gpu(const GpuId& id) const;
 
   // -- models
-  [[nodiscard]] std::shared_ptr<GpuModel> find_model(std::span<const FileIdentity> identity, const GpuId& gpu) const;
+  [[nodiscard]] std::shared_ptr<GpuModel> find_model(std::span<const FileIdentity> identity,
+                                                     const GpuId& gpu) const;
   [[nodiscard]] std::shared_ptr<GpuModel> find_model(std::uint32_t id) const;
   [[nodiscard]] std::size_t n_models() const { return models_.size(); }
   // Starts to load it. kSystem: no queue for its GPU.
@@ -103,7 +105,8 @@ class GpuService {
   GraceTracker grace_;
   std::vector<std::unique_ptr<Pending>> pending_;
   std::vector<std::uint32_t> free_pending_;
-  std::map<std::uint32_t, std::shared_ptr<std::vector<std::uint32_t>>> growth_slots_;  // by model, while it grows
+  std::map<std::uint32_t, std::shared_ptr<std::vector<std::uint32_t>>>
+      growth_slots_;  // by model, while it grows
   std::vector<std::uint32_t> free_lane_ids_;
   std::uint32_t next_lane_id_ = 0;
   std::uint64_t last_active_ns_ = 0;

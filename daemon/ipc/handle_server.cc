@@ -306,7 +306,8 @@ bool HandleServer::open_gpu_model(Connection& connection, std::span<const std::b
   moecached_handle_gpu_open open{};
   if (!connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "say hello first");
   if (message.size() != sizeof open || fds.empty() || fds.size() > MOECACHED_MAX_FILES) {
-    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed gpu-open: 1 to 128 descriptors are expected");
+    return send_error(socket, MOECACHED_ERROR_MESSAGE,
+                      "malformed gpu-open: 1 to 128 descriptors are expected");
   }
   std::memcpy(&open, message.data(), sizeof open);
   GpuOpener::Request request{.connection = socket,
@@ -333,8 +334,8 @@ void HandleServer::gpu_opened(GpuOpener::Done& done) {
     return;
   }
   if (!done.opened) {
-    spdlog::warn("model refused session={} name={} gpu={} reason={}", connection.session->id().value, done.name,
-                 to_string(done.gpu), done.opened.error().text);
+    spdlog::warn("model refused session={} name={} gpu={} reason={}", connection.session->id().value,
+                 done.name, to_string(done.gpu), done.opened.error().text);
     send_error(socket, code_of(done.opened.error()), done.opened.error().text);
     return;
   }
@@ -350,8 +351,8 @@ void HandleServer::gpu_opened(GpuOpener::Done& done) {
     close(socket);
     return;
   }
-  spdlog::info("model opened session={} model={} name={} gpu={}", connection.session->id().value, reply.model_id,
-               done.name, to_string(done.gpu));
+  spdlog::info("model opened session={} model={} name={} gpu={}", connection.session->id().value,
+               reply.model_id, done.name, to_string(done.gpu));
 }
 
 bool HandleServer::fetch(Connection& connection, std::span<const std::byte> message, std::size_t n_fds) {
@@ -361,19 +362,21 @@ bool HandleServer::fetch(Connection& connection, std::span<const std::byte> mess
   if (message.size() != sizeof request || n_fds != 0)
     return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed gpu-fetch");
   std::memcpy(&request, message.data(), sizeof request);
-  const std::shared_ptr<GpuModel> model = core_.call(
-      [&](Core& core) { return core.gpu_model_of(connection.session->id(), request.model_id); });
+  const std::shared_ptr<GpuModel> model =
+      core_.call([&](Core& core) { return core.gpu_model_of(connection.session->id(), request.model_id); });
   if (!model) {
-    send_error(socket, MOECACHED_ERROR_MODEL, "model " + std::to_string(request.model_id) + " is not open here");
+    send_error(socket, MOECACHED_ERROR_MODEL,
+               "model " + std::to_string(request.model_id) + " is not open here");
     return true;
   }
   const bool host = request.memory == MOECACHED_GPU_MEMORY_HOST;
   const std::uint32_t limit = host ? model->n_parts() : model->n_chunks();
   if ((!host && request.memory != MOECACHED_GPU_MEMORY_CHUNK) || request.count == 0 ||
-      request.count > MOECACHED_FETCH_MAX || request.first >= limit || request.count > limit - request.first) {
+      request.count > MOECACHED_FETCH_MAX || request.first >= limit ||
+      request.count > limit - request.first) {
     send_error(socket, MOECACHED_ERROR_MESSAGE,
-               "gpu-fetch of " + std::to_string(request.count) + " handles from " + std::to_string(request.first) +
-                   ": there are " + std::to_string(limit));
+               "gpu-fetch of " + std::to_string(request.count) + " handles from " +
+                   std::to_string(request.first) + ": there are " + std::to_string(limit));
     return true;
   }
   std::vector<UniqueFd> shared;

@@ -1,8 +1,7 @@
 // The handle socket: where clients say hello, open models and are given file descriptors (SCM_RIGHTS), which
-// gRPC cannot carry. One thread; reading a model's header happens here, so that the core loop is not held up. Models on GPUs are made on
-// another (gpu_opener.h).
-// Every message is one packet of a fixed size, checked before use; a client that breaks the protocol is told
-// why and cut.
+// gRPC cannot carry. One thread; reading a model's header happens here, so that the core loop is not held up.
+// Models on GPUs are made on another (gpu_opener.h). Every message is one packet of a fixed size, checked
+// before use; a client that breaks the protocol is told why and cut.
 #pragma once
 
 #include <atomic>

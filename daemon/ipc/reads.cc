@@ -7,7 +7,8 @@
 namespace moecached {
 
 namespace {
-constexpr std::size_t kBulkMax = 32;  // requests of up to 8 parts at once: enough to keep the disk's queue full
+constexpr std::size_t kBulkMax =
+    32;  // requests of up to 8 parts at once: enough to keep the disk's queue full
 }
 
 ReadTable::ReadTable(SsdTier& ssd) : ssd_(ssd) {}
@@ -127,7 +128,8 @@ void ReadTable::poll(std::vector<SlotDone>* slots, std::vector<StreamDone>* stre
           break;
         case Operation::Kind::kStream:
           --operation.stream.model->reads_in_flight;
-          streams->push_back({std::move(operation.stream), operation.result, operation.bytes, operation.parts});
+          streams->push_back(
+              {std::move(operation.stream), operation.result, operation.bytes, operation.parts});
           break;
         case Operation::Kind::kBulk:
           --bulk_submitted_;

@@ -1,6 +1,7 @@
 // What is being read from SSD, and for whom: whole records into slots, single parts into a lane's stream
-// buffer, and parts in bulk into pinned memory. Collects the reads of one turn of the core loop and issues them together. Thread: core loop.
-// Memory: an operation keeps what it writes into alive (shared_ptr), so nothing is unmapped under a read.
+// buffer, and parts in bulk into pinned memory. Collects the reads of one turn of the core loop and issues
+// them together. Thread: core loop. Memory: an operation keeps what it writes into alive (shared_ptr), so
+// nothing is unmapped under a read.
 #pragma once
 
 #include <cstdint>

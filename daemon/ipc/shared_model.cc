@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "daemon/base/check.h"
+#include "daemon/ipc/shm_part.h"
 
 namespace moecached {
 
@@ -19,12 +20,6 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
 
 std::uint64_t window_bytes(const LayerLayout& layer, std::uint32_t n_slots) {
   return round_up(layer.slot_stride * n_slots, kPage);
-}
-
-void copy_name(std::span<char> to, std::string_view from) {
-  const std::size_t n = std::min(from.size(), to.size() - 1);
-  std::memcpy(to.data(), from.data(), n);
-  to[n] = '\0';
 }
 
 std::string mib(std::uint64_t bytes) { return std::to_string((bytes + (1u << 20) - 1) >> 20) + " MiB"; }
@@ -160,18 +155,8 @@ void SharedModel::write_segment() {
     table_first_.push_back(table_first);
     window += layer[l].window_bytes;
     table_first += from.n_experts;
-    for (const PartLayout& source : from.parts) {
-      moecached_shm_part& to = part[n_parts++];
-      to.kind = source.kind;
-      to.ggml_type = source.ggml_type;
-      to.file = source.file;
-      to.ne0 = source.ne0;
-      to.ne1 = source.ne1;
-      to.file_offset = source.file_offset;
-      to.expert_bytes = source.expert_bytes;
-      to.slot_offset = source.slot_offset;
-      copy_name(to.name, source.name);
-    }
+    for (const PartLayout& source : from.parts)
+      describe_part(source, source.slot_offset, &part[n_parts++]);
   }
   model->table_offset = round_up(model->parts_offset + n_parts * sizeof(moecached_shm_part), 64);
   table_ = reinterpret_cast<std::int32_t*>(base + model->table_offset);

@@ -1,7 +1,7 @@
-// How many bytes may be uploaded now, so that a decoding client loses at most a given share of its time. Uploads
-// share the link with kernels that read missing experts in place, and a little device memory bandwidth with all
-// others: an upload that takes t costs about t * (busy + kBackground), where busy is the share of time in which
-// the link serves reads in place. Pure. Thread: core loop.
+// How many bytes may be uploaded now, so that a decoding client loses at most a given share of its time.
+// Uploads share the link with kernels that read missing experts in place, and a little device memory
+// bandwidth with all others: an upload that takes t costs about t * (busy + kBackground), where busy is the
+// share of time in which the link serves reads in place. Pure. Thread: core loop.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@ namespace moecached {
 class UploadBudget {
  public:
   struct Options {
-    double link_rate = 50e9;    // bytes per second, measured
-    double max_slowdown = 0.05; // share of a client's time; 0: nothing, 1 or more: no limit
+    double link_rate = 50e9;     // bytes per second, measured
+    double max_slowdown = 0.05;  // share of a client's time; 0: nothing, 1 or more: no limit
   };
   explicit UploadBudget(Options options) : options_(options) {}
 
@@ -46,8 +46,9 @@ class UploadBudget {
   }
 
  private:
-  static constexpr double kWindow = 0.1;       // seconds
-  static constexpr double kBackground = 0.06;  // slowdown of busy kernels by copies at full rate, measured on an H200
+  static constexpr double kWindow = 0.1;  // seconds
+  static constexpr double kBackground =
+      0.06;  // slowdown of busy kernels by copies at full rate, measured on an H200
   // What may be sent at once: 2 ms of the link.
   [[nodiscard]] double burst() const { return options_.link_rate * 2e-3; }
 

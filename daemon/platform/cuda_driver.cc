@@ -15,9 +15,9 @@ Result<const CudaDriver*> CudaDriver::load() {
       return Fault{FaultCode::kUnsupported, std::string("no NVIDIA driver: ") + ::dlerror()};
     }
     static CudaDriver driver;
-#define MOECACHED_CUDA_LOAD(name, symbol)                                                                  \
-  driver.name = reinterpret_cast<decltype(driver.name)>(::dlsym(library, #symbol));                        \
-  if (driver.name == nullptr) {                                                                            \
+#define MOECACHED_CUDA_LOAD(name, symbol)                                                                    \
+  driver.name = reinterpret_cast<decltype(driver.name)>(::dlsym(library, #symbol));                          \
+  if (driver.name == nullptr) {                                                                              \
     return Fault{FaultCode::kUnsupported, std::string(path) + " has no " #symbol ": the driver is too old"}; \
   }
     MOECACHED_CUDA_FUNCTIONS(MOECACHED_CUDA_LOAD)

@@ -10,43 +10,43 @@
 
 namespace moecached {
 
-#define MOECACHED_CUDA_FUNCTIONS(X)                                                                        \
-  X(cuInit, cuInit)                                                                                        \
-  X(cuGetErrorString, cuGetErrorString)                                                                    \
-  X(cuDeviceGetCount, cuDeviceGetCount)                                                                    \
-  X(cuDeviceGet, cuDeviceGet)                                                                              \
-  X(cuDeviceGetUuid, cuDeviceGetUuid_v2)                                                                   \
-  X(cuDeviceGetName, cuDeviceGetName)                                                                      \
-  X(cuDeviceGetAttribute, cuDeviceGetAttribute)                                                            \
-  X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)                                                    \
-  X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2)                                               \
-  X(cuCtxPushCurrent, cuCtxPushCurrent_v2)                                                                 \
-  X(cuCtxPopCurrent, cuCtxPopCurrent_v2)                                                                   \
-  X(cuMemGetInfo, cuMemGetInfo_v2)                                                                         \
-  X(cuMemGetAllocationGranularity, cuMemGetAllocationGranularity)                                          \
-  X(cuMemCreate, cuMemCreate)                                                                              \
-  X(cuMemRelease, cuMemRelease)                                                                            \
-  X(cuMemExportToShareableHandle, cuMemExportToShareableHandle)                                            \
-  X(cuMemAddressReserve, cuMemAddressReserve)                                                              \
-  X(cuMemAddressFree, cuMemAddressFree)                                                                    \
-  X(cuMemMap, cuMemMap)                                                                                    \
-  X(cuMemUnmap, cuMemUnmap)                                                                                \
-  X(cuMemSetAccess, cuMemSetAccess)                                                                        \
-  X(cuMemAlloc, cuMemAlloc_v2)                                                                             \
-  X(cuMemFree, cuMemFree_v2)                                                                               \
-  X(cuMemHostRegister, cuMemHostRegister_v2)                                                               \
-  X(cuMemHostUnregister, cuMemHostUnregister)                                                              \
-  X(cuMemcpyHtoD, cuMemcpyHtoD_v2)                                                                         \
-  X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2)                                                               \
-  X(cuMemsetD8, cuMemsetD8_v2)                                                                             \
-  X(cuStreamCreateWithPriority, cuStreamCreateWithPriority)                                                \
-  X(cuStreamDestroy, cuStreamDestroy_v2)                                                                   \
-  X(cuStreamSynchronize, cuStreamSynchronize)                                                              \
-  X(cuStreamWriteValue32, cuStreamWriteValue32_v2)                                                         \
-  X(cuEventCreate, cuEventCreate)                                                                          \
-  X(cuEventDestroy, cuEventDestroy_v2)                                                                     \
-  X(cuEventRecord, cuEventRecord)                                                                          \
-  X(cuEventQuery, cuEventQuery)                                                                            \
+#define MOECACHED_CUDA_FUNCTIONS(X)                               \
+  X(cuInit, cuInit)                                               \
+  X(cuGetErrorString, cuGetErrorString)                           \
+  X(cuDeviceGetCount, cuDeviceGetCount)                           \
+  X(cuDeviceGet, cuDeviceGet)                                     \
+  X(cuDeviceGetUuid, cuDeviceGetUuid_v2)                          \
+  X(cuDeviceGetName, cuDeviceGetName)                             \
+  X(cuDeviceGetAttribute, cuDeviceGetAttribute)                   \
+  X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)           \
+  X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2)      \
+  X(cuCtxPushCurrent, cuCtxPushCurrent_v2)                        \
+  X(cuCtxPopCurrent, cuCtxPopCurrent_v2)                          \
+  X(cuMemGetInfo, cuMemGetInfo_v2)                                \
+  X(cuMemGetAllocationGranularity, cuMemGetAllocationGranularity) \
+  X(cuMemCreate, cuMemCreate)                                     \
+  X(cuMemRelease, cuMemRelease)                                   \
+  X(cuMemExportToShareableHandle, cuMemExportToShareableHandle)   \
+  X(cuMemAddressReserve, cuMemAddressReserve)                     \
+  X(cuMemAddressFree, cuMemAddressFree)                           \
+  X(cuMemMap, cuMemMap)                                           \
+  X(cuMemUnmap, cuMemUnmap)                                       \
+  X(cuMemSetAccess, cuMemSetAccess)                               \
+  X(cuMemAlloc, cuMemAlloc_v2)                                    \
+  X(cuMemFree, cuMemFree_v2)                                      \
+  X(cuMemHostRegister, cuMemHostRegister_v2)                      \
+  X(cuMemHostUnregister, cuMemHostUnregister)                     \
+  X(cuMemcpyHtoD, cuMemcpyHtoD_v2)                                \
+  X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2)                      \
+  X(cuMemsetD8, cuMemsetD8_v2)                                    \
+  X(cuStreamCreateWithPriority, cuStreamCreateWithPriority)       \
+  X(cuStreamDestroy, cuStreamDestroy_v2)                          \
+  X(cuStreamSynchronize, cuStreamSynchronize)                     \
+  X(cuStreamWriteValue32, cuStreamWriteValue32_v2)                \
+  X(cuEventCreate, cuEventCreate)                                 \
+  X(cuEventDestroy, cuEventDestroy_v2)                            \
+  X(cuEventRecord, cuEventRecord)                                 \
+  X(cuEventQuery, cuEventQuery)                                   \
   X(cuEventSynchronize, cuEventSynchronize)
 
 // The header maps plain names to versioned ones by macros; the members below are plain, so these go away.

@@ -1,7 +1,7 @@
-// One GPU: memory that other processes can map (device slots, pinned host slots), and a queue that copies between
-// the two and flips slot table entries in the background. The rest of the daemon sees only this; every CUDA
-// call is in gpu_cuda.cc. libcuda is loaded by list_gpus, so the same program runs where there is none.
-// Thread: any, unless said. Memory: objects own what they made; they keep the GPU's context alive.
+// One GPU: memory that other processes can map (device slots, pinned host slots), and a queue that copies
+// between the two and flips slot table entries in the background. The rest of the daemon sees only this;
+// every CUDA call is in gpu_cuda.cc. libcuda is loaded by list_gpus, so the same program runs where there is
+// none. Thread: any, unless said. Memory: objects own what they made; they keep the GPU's context alive.
 #pragma once
 
 #include <array>
@@ -42,8 +42,8 @@ class GpuRange {
   virtual ~GpuRange() = default;
   [[nodiscard]] virtual std::uint64_t address() const = 0;
   [[nodiscard]] virtual std::uint64_t bytes() const = 0;  // of addresses
-  // Backs [offset, offset + bytes) with zeroed device memory; both are multiples of the granularity. A fault leaves
-  // nothing behind.
+  // Backs [offset, offset + bytes) with zeroed device memory; both are multiples of the granularity. A fault
+  // leaves nothing behind.
   virtual Status grow(std::uint64_t offset, std::uint64_t bytes) = 0;
   [[nodiscard]] virtual std::size_t chunks() const = 0;
   virtual Result<UniqueFd> share(std::size_t chunk) const = 0;  // as GpuHostMemory::share
@@ -53,7 +53,7 @@ class GpuRange {
 class GpuQueue {
  public:
   struct Copy {
-    std::uint64_t destination = 0;  // device address
+    std::uint64_t destination = 0;      // device address
     const std::byte* source = nullptr;  // pinned
     std::uint64_t bytes = 0;
   };
@@ -62,8 +62,8 @@ class GpuQueue {
     std::int32_t value = 0;
   };
   static constexpr std::size_t kCopiesMax = MOECACHED_MAX_PARTS;
-  // Copies, or one flip, or a call. Copies of one job and flips are done when reported. Flips are done in order, and so
-  // are calls; copies overtake each other.
+  // Copies, or one flip, or a call. Copies of one job and flips are done when reported. Flips are done in
+  // order, and so are calls; copies overtake each other.
   struct Job {
     std::uint64_t tag = 0;
     std::uint32_t n_copies = 0;
@@ -83,7 +83,7 @@ class GpuQueue {
   virtual void submit(Job job) = 0;
   [[nodiscard]] virtual std::size_t room() const = 0;
   virtual void poll(std::vector<Done>* done) = 0;
-  [[nodiscard]] virtual int event_fd() const = 0;  // readable when poll has something
+  [[nodiscard]] virtual int event_fd() const = 0;           // readable when poll has something
   [[nodiscard]] virtual std::uint64_t copy_ns() const = 0;  // time in which copies were under way; any thread
 };
 

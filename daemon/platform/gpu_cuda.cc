@@ -1,8 +1,8 @@
 // GPUs by the CUDA driver API: primary contexts (the ones that llama.cpp's process would get too), memory by
 // cuMemCreate with POSIX descriptors. Every call pushes the context and pops it, since callers are threads of
-// all kinds. Facts that this relies on, measured: descriptors of device and of HOST_NUMA memory can be imported
-// elsewhere; a mapping starts at offset 0 of its allocation and is whole; an exported descriptor that stays open
-// pins the memory.
+// all kinds. Facts that this relies on, measured: descriptors of device and of HOST_NUMA memory can be
+// imported elsewhere; a mapping starts at offset 0 of its allocation and is whole; an exported descriptor
+// that stays open pins the memory.
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -140,7 +140,8 @@ class CudaRange final : public GpuRange {
     const Context::Use use(*context_);
     CUmemGenericAllocationHandle handle = 0;
     CUresult result = context_->cu.cuMemCreate(&handle, bytes, &wanted, 0);
-    if (result != CUDA_SUCCESS) return context_->cu.fault("allocating " + std::to_string(bytes) + " bytes", result);
+    if (result != CUDA_SUCCESS)
+      return context_->cu.fault("allocating " + std::to_string(bytes) + " bytes", result);
     result = context_->cu.cuMemMap(address_ + offset, bytes, 0, handle, 0);
     if (result != CUDA_SUCCESS) {
       context_->cu.cuMemRelease(handle);
@@ -195,7 +196,8 @@ class VmmHostMemory final : public GpuHostMemory {
 
 class RegisteredMemfd final : public GpuHostMemory {
  public:
-  RegisteredMemfd(ContextPtr context, Memfd memory) : context_(std::move(context)), memory_(std::move(memory)) {}
+  RegisteredMemfd(ContextPtr context, Memfd memory)
+      : context_(std::move(context)), memory_(std::move(memory)) {}
   ~RegisteredMemfd() override {
     const Context::Use use(*context_);
     if (registered_) context_->cu.cuMemHostUnregister(memory_.bytes().data());
@@ -205,7 +207,8 @@ class RegisteredMemfd final : public GpuHostMemory {
     const CUresult result = context_->cu.cuMemHostRegister(memory_.bytes().data(), memory_.bytes().size(),
                                                            CU_MEMHOSTREGISTER_PORTABLE);
     if (result != CUDA_SUCCESS) {
-      return context_->cu.fault("pinning " + std::to_string(memory_.bytes().size()) + " bytes of memory", result);
+      return context_->cu.fault("pinning " + std::to_string(memory_.bytes().size()) + " bytes of memory",
+                                result);
     }
     registered_ = true;
     return ok();
@@ -278,7 +281,8 @@ class CudaQueue final : public GpuQueue {
 
  private:
   static constexpr std::size_t kOutstandingMax = 8192;
-  // Two streams of copies hide each other's start: 1 MiB pieces on one stream leave a tenth of the link unused.
+  // Two streams of copies hide each other's start: 1 MiB pieces on one stream leave a tenth of the link
+  // unused.
   static constexpr std::size_t kCopyLanes = 2;
   static constexpr std::size_t kFlipLane = kCopyLanes;
   // Jobs that were merged share an event.
@@ -286,7 +290,8 @@ class CudaQueue final : public GpuQueue {
     std::vector<std::uint64_t> tags;
     CUevent event;
   };
-  // Copies of neighbours in both memories become one: 1 MiB pieces reach four fifths of the link, 8 MiB all of it.
+  // Copies of neighbours in both memories become one: 1 MiB pieces reach four fifths of the link, 8 MiB all
+  // of it.
   static constexpr std::size_t kMergeMax = 8;
   struct Lane {
     CUstream stream = nullptr;
@@ -344,7 +349,8 @@ class CudaQueue final : public GpuQueue {
     if (next.call || next.is_flip || next.n_copies != job.n_copies) return false;
     for (std::uint32_t i = 0; i < job.n_copies; ++i) {
       const Copy& copy = job.copies[i];
-      if (next.copies[i].destination != copy.destination + copy.bytes || next.copies[i].source != copy.source + copy.bytes)
+      if (next.copies[i].destination != copy.destination + copy.bytes ||
+          next.copies[i].source != copy.source + copy.bytes)
         return false;
     }
     return true;
@@ -361,7 +367,8 @@ class CudaQueue final : public GpuQueue {
     std::vector<std::uint64_t> tags = {job.tag};
     if (!job.is_flip) {
       const std::uint32_t n_copies = job.n_copies;
-      while (tags.size() < kMergeMax && first + tags.size() < jobs.size() && continues(job, jobs[first + tags.size()])) {
+      while (tags.size() < kMergeMax && first + tags.size() < jobs.size() &&
+             continues(job, jobs[first + tags.size()])) {
         const Job& next = jobs[first + tags.size()];
         for (std::uint32_t i = 0; i < n_copies; ++i) job.copies[i].bytes += next.copies[i].bytes;
         tags.push_back(next.tag);
@@ -371,13 +378,15 @@ class CudaQueue final : public GpuQueue {
     Lane& lane = lanes_[job.is_flip ? kFlipLane : next_copy_lane_++ % kCopyLanes];
     CUresult result = lost_ ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
     if (job.is_flip && result == CUDA_SUCCESS) {
-      // The default flag: a system-wide fence comes before the write, so what earlier jobs copied is seen first.
-      result = cu_.cuStreamWriteValue32(lane.stream, job.flip.address, static_cast<cuuint32_t>(job.flip.value),
-                                        CU_STREAM_WRITE_VALUE_DEFAULT);
+      // The default flag: a system-wide fence comes before the write, so what earlier jobs copied is seen
+      // first.
+      result =
+          cu_.cuStreamWriteValue32(lane.stream, job.flip.address, static_cast<cuuint32_t>(job.flip.value),
+                                   CU_STREAM_WRITE_VALUE_DEFAULT);
     }
     for (std::uint32_t i = 0; i < job.n_copies && result == CUDA_SUCCESS; ++i) {
-      result =
-          cu_.cuMemcpyHtoDAsync(job.copies[i].destination, job.copies[i].source, job.copies[i].bytes, lane.stream);
+      result = cu_.cuMemcpyHtoDAsync(job.copies[i].destination, job.copies[i].source, job.copies[i].bytes,
+                                     lane.stream);
     }
     CUevent event = nullptr;
     if (result == CUDA_SUCCESS) result = take_event(&event);
@@ -513,7 +522,8 @@ class CudaGpu final : public Gpu {
     if (!context) return std::move(context).error();
     const Context::Use use(**context);
     CUdeviceptr device = 0;
-    if (const CUresult r = cu_.cuMemAlloc(&device, kBytes); r != CUDA_SUCCESS) return cu_.fault("allocating", r);
+    if (const CUresult r = cu_.cuMemAlloc(&device, kBytes); r != CUDA_SUCCESS)
+      return cu_.fault("allocating", r);
     CUstream stream = nullptr;
     CUresult result = cu_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
     double best = 0;
@@ -537,7 +547,8 @@ class CudaGpu final : public Gpu {
   CudaGpu(const CudaDriver& cu, CUdevice device, GpuId id, std::string name)
       : cu_(cu), device_(device), id_(id), name_(std::move(name)) {}
 
-  // The context is made when first needed: a daemon that serves no model on this GPU takes none of its memory.
+  // The context is made when first needed: a daemon that serves no model on this GPU takes none of its
+  // memory.
   Result<ContextPtr> use_context() {
     const std::lock_guard lock(mutex_);
     if (context_) return context_;
@@ -557,18 +568,21 @@ class CudaGpu final : public Gpu {
     return context_;
   }
 
-  Result<std::unique_ptr<GpuHostMemory>> create_vmm_host_memory(const ContextPtr& context, std::uint64_t bytes) {
+  Result<std::unique_ptr<GpuHostMemory>> create_vmm_host_memory(const ContextPtr& context,
+                                                                std::uint64_t bytes) {
     int node = 0;
     {
       const Context::Use use(*context);
-      if (cu_.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device_) != CUDA_SUCCESS || node < 0)
+      if (cu_.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device_) != CUDA_SUCCESS ||
+          node < 0)
         node = 0;
     }
     auto range = CudaRange::reserve(context, bytes, kGranularity);
     if (!range) return std::move(range).error();
     const CUmemAccessDesc access[] = {read_write(CU_MEM_LOCATION_TYPE_DEVICE, device_),
                                       read_write(CU_MEM_LOCATION_TYPE_HOST_NUMA, node)};
-    if (Status mapped = (*range)->map(0, bytes, properties(CU_MEM_LOCATION_TYPE_HOST_NUMA, node), access); !mapped) {
+    if (Status mapped = (*range)->map(0, bytes, properties(CU_MEM_LOCATION_TYPE_HOST_NUMA, node), access);
+        !mapped) {
       return std::move(mapped).error();
     }
     return std::unique_ptr<GpuHostMemory>(std::make_unique<VmmHostMemory>(*std::move(range)));

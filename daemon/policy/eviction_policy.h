@@ -37,7 +37,9 @@ class EvictionPolicy {
   // What is gained, in uses per step, by the absent `newcomer` in place of the resident `victim`; nothing or
   // less: leave it. Asked where a miss need not be followed by an insertion (covered mode, where it is read
   // in place). Policies without an estimate say 1: every miss is worth it.
-  [[nodiscard]] virtual double gain(ExpertIndex /*newcomer*/, ExpertIndex /*victim*/) const noexcept { return 1; }
+  [[nodiscard]] virtual double gain(ExpertIndex /*newcomer*/, ExpertIndex /*victim*/) const noexcept {
+    return 1;
+  }
 };
 
 }  // namespace moecached

@@ -24,7 +24,8 @@ EwmaPolicy::EwmaPolicy(PolicyShape shape, double decay) : decay_(decay), average
 
 double EwmaPolicy::faded(const Average& average, Step now) const noexcept {
   const Step steps = now - average.step;
-  return average.value * (steps < powers_.size() ? powers_[steps] : std::pow(decay_, static_cast<double>(steps)));
+  return average.value *
+         (steps < powers_.size() ? powers_[steps] : std::pow(decay_, static_cast<double>(steps)));
 }
 
 double EwmaPolicy::score(ExpertIndex expert) const noexcept { return faded(averages_[expert.value], now_); }
@@ -53,7 +54,8 @@ double EwmaPolicy::gain(ExpertIndex newcomer, ExpertIndex victim) const noexcept
 std::size_t EwmaPolicy::rank(std::span<const ExpertIndex> candidates,
                              std::span<ExpertIndex> victims_out) noexcept {
   ranked_.clear();
-  for (const ExpertIndex expert : candidates) ranked_.push_back({score(expert), averages_[expert.value].step, expert});
+  for (const ExpertIndex expert : candidates)
+    ranked_.push_back({score(expert), averages_[expert.value].step, expert});
   const std::size_t n = std::min(candidates.size(), victims_out.size());
   std::partial_sort(ranked_.begin(), ranked_.begin() + static_cast<std::ptrdiff_t>(n), ranked_.end(),
                     [](const Ranked& a, const Ranked& b) {

@@ -1,8 +1,8 @@
-// Exponentially weighted moving average of use: score = share of recent steps in which the expert was used, each step
-// weighing `decay` times the next. The victim has the lowest score. Absent experts are scored as well, so that a
-// promotion can be weighed: it gains the newcomer's score less the victim's, in uses per step. The best simple
-// causal policy on the traces this project measures with. The average is the one of S. W. Roberts, "Control
-// Chart Tests Based on Geometric Moving Averages", Technometrics 1(3), 1959.
+// Exponentially weighted moving average of use: score = share of recent steps in which the expert was used,
+// each step weighing `decay` times the next. The victim has the lowest score. Absent experts are scored as
+// well, so that a promotion can be weighed: it gains the newcomer's score less the victim's, in uses per
+// step. The best simple causal policy on the traces this project measures with. The average is the one of S.
+// W. Roberts, "Control Chart Tests Based on Geometric Moving Averages", Technometrics 1(3), 1959.
 #pragma once
 
 #include <array>

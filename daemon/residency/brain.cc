@@ -186,7 +186,8 @@ bool Brain::promote(ModelId id, LayerIndex layer, ExpertIndex expert) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return false;
   LayerState& state = State::layer_of(*model, layer);
-  // Behind the leases that wait: promotions without end would keep the slots of a large one from ever coming together.
+  // Behind the leases that wait: promotions without end would keep the slots of a large one from ever coming
+  // together.
   return state.queue.empty() && state.table.promote(expert, state_->commands);
 }
 
@@ -196,7 +197,8 @@ void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {
   State::layer_of(*model, layer).table.grace_done(slot, state_->commands);
 }
 
-bool Brain::undo_eviction(ModelId id, LayerIndex layer_index, SlotIndex slot, ExpertIndex old_expert, Undo how) {
+bool Brain::undo_eviction(ModelId id, LayerIndex layer_index, SlotIndex slot, ExpertIndex old_expert,
+                          Undo how) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return false;
   LayerState& layer = State::layer_of(*model, layer_index);

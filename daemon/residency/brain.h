@@ -93,8 +93,8 @@ class Brain {
              std::uint64_t epoch);
   void epoch_completed(LaneId lane, std::uint64_t completed);  // releases a lease with epoch <= completed
   // Where misses are read in place nobody leases: the shell asks what a promotion would gain (uses per step;
-  // infinite into a free slot) and starts those that are worth their upload. 0, false: no room, or a lease waits for
-  // slots of the layer.
+  // infinite into a free slot) and starts those that are worth their upload. 0, false: no room, or a lease
+  // waits for slots of the layer.
   [[nodiscard]] double promotion_gain(ModelId model, LayerIndex layer, ExpertIndex expert);
   bool promote(ModelId model, LayerIndex layer, ExpertIndex expert);
   void grace_done(ModelId model, LayerIndex layer, SlotIndex slot);

@@ -135,8 +135,8 @@ bool LayerTable::promote(ExpertIndex index, std::vector<Command>& commands) {
   return true;
 }
 
-LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_index, bool move_coming, ExpertIndex* coming,
-                                           std::vector<Command>& commands) {
+LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_index, bool move_coming,
+                                           ExpertIndex* coming, std::vector<Command>& commands) {
   Slot& slot = at(index);
   Expert& old = at(old_index);
   if (slot.state != SlotState::kEvicting || old.state != ExpertState::kAbsent) return Undo::kIgnored;

@@ -55,8 +55,8 @@ class LayerTable {
   // REQUIRES: each was pinned by an admit and not yet unpinned for it.
   void unpin(std::span<const ExpertIndex> experts);
 
-  // What the policy expects of loading an absent expert now: infinite while there are free slots, 0 when it is
-  // not absent or nothing can make room.
+  // What the policy expects of loading an absent expert now: infinite while there are free slots, 0 when it
+  // is not absent or nothing can make room.
   [[nodiscard]] double promotion_gain(ExpertIndex expert);
   // Starts loading an absent expert that nobody waits for. False: no room.
   bool promote(ExpertIndex expert, std::vector<Command>& commands);

@@ -12,7 +12,8 @@
 // anew would lose all fusion. Gate, up, down and biases of a layer share one ids tensor, since fused kernels
 // compare pointers.
 //
-// A layer that is wholly resident has expert e in slot e: its operations keep the router's ids and get no GET_ROWS.
+// A layer that is wholly resident has expert e in slot e: its operations keep the router's ids and get no
+// GET_ROWS.
 //
 // The slots that a graph used stay in memory: they are what the client logs.
 //

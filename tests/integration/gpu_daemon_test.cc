@@ -1,6 +1,7 @@
-// The real client against the real daemon for a model on a GPU, over a CUDA driver made of host memory: windows,
-// chunks, tables, epochs and logs are the real ones, only kernels are loops of the CPU. Threads stand for backend
-// instances: they look entries up, read the slots, report them, while the daemon swaps as fast as it can.
+// The real client against the real daemon for a model on a GPU, over a CUDA driver made of host memory:
+// windows, chunks, tables, epochs and logs are the real ones, only kernels are loops of the CPU. Threads
+// stand for backend instances: they look entries up, read the slots, report them, while the daemon swaps as
+// fast as it can.
 #include <gtest/gtest.h>
 #include <moecached/moecached.h>
 #include <stdlib.h>
@@ -166,7 +167,8 @@ class GpuClient {
         if (!whole) slots_[row * kTopK + k] = slot;
         ++out.slots;
         if (info.by_expert == 0 && slot < static_cast<std::int32_t>(kExperts)) ++out.device_slots;
-        if (slot < 0 || slot >= static_cast<std::int32_t>(info.n_slots) || !holds(layer, info.n_parts, expert, slot))
+        if (slot < 0 || slot >= static_cast<std::int32_t>(info.n_slots) ||
+            !holds(layer, info.n_parts, expert, slot))
           ++out.wrong;
       }
     }
@@ -295,15 +297,16 @@ TEST_F(GpuDaemonTest, WhollyResidentLayersGetStocksShape) {
   EXPECT_TRUE(eventually([&] {
     out += client.graphs(5, 2);
     moecached_gpu_layer_info info{};
-    return moecached_gpu_model_layer(client.model(), kLayers - 1, &info) == MOECACHED_OK && info.all_resident == 1 &&
-           info.n_slots == kExperts;
+    return moecached_gpu_model_layer(client.model(), kLayers - 1, &info) == MOECACHED_OK &&
+           info.all_resident == 1 && info.n_slots == kExperts;
   }));
   EXPECT_NE(moecached_gpu_model_generation(client.model()), generation);
   const auto before = report().layers.front();
   const auto all = client.graphs(6, 50);
   EXPECT_EQ(out.wrong + all.wrong, 0u);
   EXPECT_EQ(all.device_slots, all.slots);
-  EXPECT_TRUE(eventually([&] { return report().layers.front().hits > before.hits; })) << "counted without a row";
+  EXPECT_TRUE(eventually([&] { return report().layers.front().hits > before.hits; }))
+      << "counted without a row";
   EXPECT_EQ(daemon_->sessions().front().records_refused, 0u);
 }
 
@@ -437,7 +440,8 @@ TEST_F(GpuDaemonTest, ModelOnAGpuIsDroppedWhenUnused) {
     EXPECT_FALSE(daemon_->drop_model(report().id));
   }
   EXPECT_TRUE(eventually([&] { return report().sessions == 0; }));
-  EXPECT_TRUE(eventually([&] { return daemon_->models().empty() || bool(daemon_->drop_model(report().id)); }));
+  EXPECT_TRUE(
+      eventually([&] { return daemon_->models().empty() || bool(daemon_->drop_model(report().id)); }));
   EXPECT_TRUE(daemon_->models().empty());
 }
 

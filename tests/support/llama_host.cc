@@ -261,7 +261,8 @@ void write_json(const std::string& path, const Figures& figures) {
   out << "],\"text\":" << json_string(figures.text) << ",\"load_s\":" << figures.load_s
       << ",\"prompt_tokens_per_s\":"
       << rate(static_cast<double>(figures.prompt_tokens.size()), figures.prompt_s)
-      << ",\"n_vocabulary\":" << figures.n_vocabulary << ",\"decode_tokens_per_s\":" << rate(figures.decoded, figures.decode_s)
+      << ",\"n_vocabulary\":" << figures.n_vocabulary
+      << ",\"decode_tokens_per_s\":" << rate(figures.decoded, figures.decode_s)
       << ",\"rss_peak_bytes\":" << status_bytes("VmHWM") << ",\"rss_anon_bytes\":" << status_bytes("RssAnon")
       << ",\"rss_file_bytes\":" << status_bytes("RssFile")
       << ",\"rss_shmem_bytes\":" << status_bytes("RssShmem") << "}\n";

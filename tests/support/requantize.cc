@@ -1,5 +1,6 @@
-// moecached_requantize: writes a GGUF in another type with the host's own llama_model_quantize, so that the tests have models in
-// types that the repo does not carry. Quality is lost; the tests compare runs of one file, so it does not matter.
+// moecached_requantize: writes a GGUF in another type with the host's own llama_model_quantize, so that the
+// tests have models in types that the repo does not carry. Quality is lost; the tests compare runs of one
+// file, so it does not matter.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -45,6 +46,9 @@ int main(int argc, char** argv) {
   llama_model_quantize_params params = defaults();
   params.allow_requantize = true;
   params.nthread = 2;
-  params.ftype = kind == "mxfp4" ? LLAMA_FTYPE_MOSTLY_MXFP4_MOE : kind == "q6_k" ? LLAMA_FTYPE_MOSTLY_Q6_K : kind == "f32" ? LLAMA_FTYPE_ALL_F32 : LLAMA_FTYPE_MOSTLY_Q8_0;
+  params.ftype = kind == "mxfp4"  ? LLAMA_FTYPE_MOSTLY_MXFP4_MOE
+                 : kind == "q6_k" ? LLAMA_FTYPE_MOSTLY_Q6_K
+                 : kind == "f32"  ? LLAMA_FTYPE_ALL_F32
+                                  : LLAMA_FTYPE_MOSTLY_Q8_0;
   return quantize(argv[3], argv[4], &params) == 0 ? 0 : 1;
 }

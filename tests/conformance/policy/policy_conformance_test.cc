@@ -16,8 +16,8 @@ namespace {
 
 std::vector<std::string> specs() {
   std::vector<std::string> all(policy_names().begin(), policy_names().end());
-  all.insert(all.end(),
-             {"ewma:decay=500", "ewma:decay=999", "slru:probation=50", "slru:probation=100", "slru:admit=second-miss"});
+  all.insert(all.end(), {"ewma:decay=500", "ewma:decay=999", "slru:probation=50", "slru:probation=100",
+                         "slru:admit=second-miss"});
   return all;
 }
 

@@ -71,13 +71,15 @@ TEST(Render, AModelOnAGpuSaysWhereItIsAndWhatWentOverTheLink) {
   model.set_device("GPU-01234567-89ab-cdef-0123-456789abcdef");
   model.set_device_bytes(3u << 20);
   model.set_loading(true);
-  EXPECT_THAT(render(models, false), HasSubstr("loading, GPU-01234567-89ab-cdef-0123-456789abcdef, 3.00 MiB of VRAM"));
+  EXPECT_THAT(render(models, false),
+              HasSubstr("loading, GPU-01234567-89ab-cdef-0123-456789abcdef, 3.00 MiB of VRAM"));
   control::v1::Stats stats;
   EXPECT_THAT(render(stats, nullptr), Not(HasSubstr("VRAM"))) << "a host without a GPU need not read of one";
   stats.set_device_bytes(3u << 20);
   stats.mutable_total()->set_bytes_uploaded(5u << 20);
   stats.mutable_total()->set_bytes_in_place(7u << 20);
-  EXPECT_THAT(render(stats, nullptr), HasSubstr("3.00 MiB of VRAM for slots, 5.00 MiB uploaded, 7.00 MiB read in place"));
+  EXPECT_THAT(render(stats, nullptr),
+              HasSubstr("3.00 MiB of VRAM for slots, 5.00 MiB uploaded, 7.00 MiB read in place"));
 }
 
 }  // namespace

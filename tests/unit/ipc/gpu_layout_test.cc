@@ -84,11 +84,14 @@ TEST(PlanGpuLayer, TheDevicePartReachesToTheLastGranuleBeforeTheHostSlots) {
 TEST(PlanGpuLayer, TheFirstHostSlotLiesBehindTheDeviceSlotsOfEveryPartAndOfOneOnlyJust) {
   for_each_plan([](const LayerLayout& layer, const GpuLayerPlan& plan) {
     bool is_needed = plan.host_first == 0;
-    const auto round_up = [](std::uint64_t bytes) { return (bytes + kGranularity - 1) / kGranularity * kGranularity; };
+    const auto round_up = [](std::uint64_t bytes) {
+      return (bytes + kGranularity - 1) / kGranularity * kGranularity;
+    };
     for (std::size_t p = 0; p < plan.parts.size(); ++p) {
       const std::uint64_t bytes = layer.parts[p].expert_bytes;
       EXPECT_GE(plan.host_first * bytes, plan.parts[p].device_bytes) << p;
-      if (plan.host_first > 0 && (plan.host_first - 1) * bytes < round_up(plan.n_device_max * bytes)) is_needed = true;
+      if (plan.host_first > 0 && (plan.host_first - 1) * bytes < round_up(plan.n_device_max * bytes))
+        is_needed = true;
     }
     EXPECT_TRUE(is_needed) << "a smaller host_first would do for all parts";
     EXPECT_GE(plan.host_first, plan.n_device_max);
@@ -165,7 +168,8 @@ TEST(GpuDeviceBytes, IsTheSumOverLayersAndParts) {
   const ModelLayout layout = model_of({layer_of(4, {1 << 20, 64}), layer_of(2, {kGranularity})});
   EXPECT_EQ(bytes_of(layout, {0, 0}), 0u);
   EXPECT_EQ(bytes_of(layout, {1, 0}), 2 * kGranularity);
-  EXPECT_EQ(bytes_of(layout, {4, 0}), 4 * kGranularity);  // behind the last slot there is the gap, not host memory
+  EXPECT_EQ(bytes_of(layout, {4, 0}),
+            4 * kGranularity);  // behind the last slot there is the gap, not host memory
   EXPECT_EQ(bytes_of(layout, {0, 1}), 2 * kGranularity);  // and what is read past it
   EXPECT_EQ(bytes_of(layout, {4, 2}), 6 * kGranularity);
   EXPECT_EQ(bytes_of(model_of({}), {}), 0u);

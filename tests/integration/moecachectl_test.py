@@ -1,6 +1,7 @@
 """moecachectl as people use it: exit codes, JSON, and `run` with programs that need no llama.cpp."""
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -56,7 +57,9 @@ class ExitCodes(unittest.TestCase):
             self.skipTest("needs root, to become somebody else")
         with Daemon() as daemon:
             daemon.directory.chmod(0o755)
-            done = subprocess.run([CTL, "--socket", daemon.directory / "control.sock", "status"], capture_output=True, text=True,
+            # Somebody else cannot run a program below /root, where a newcomer may have built it.
+            program = shutil.copy(CTL, daemon.directory / "moecachectl")
+            done = subprocess.run([program, "--socket", daemon.directory / "control.sock", "status"], capture_output=True, text=True,
                                   user=65534, group=65534, extra_groups=[])
             self.assertEqual(done.returncode, 4, done.stderr)
             self.assertIn("not allowed", done.stderr)

@@ -59,6 +59,7 @@ class ExitCodes(unittest.TestCase):
             daemon.directory.chmod(0o755)
             # Somebody else cannot run a program below /root, where a newcomer may have built it.
             program = shutil.copy(CTL, daemon.directory / "moecachectl")
+            os.chmod(program, 0o755)
             done = subprocess.run([program, "--socket", daemon.directory / "control.sock", "status"], capture_output=True, text=True,
                                   user=65534, group=65534, extra_groups=[])
             self.assertEqual(done.returncode, 4, done.stderr)

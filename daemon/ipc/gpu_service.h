@@ -84,7 +84,7 @@ class GpuService {
   void drain_lane(Lane& lane, std::uint64_t now_ns);
   void drain_log(Lane& lane, std::uint64_t epoch);
   void start_growth(Entry& entry);
-  void growth_done(Entry& entry, bool ok, const Fault& fault);
+  void growth_done(Entry& entry, const Status& outcome, const std::vector<std::uint32_t>& n_slots);
   void promote(Entry& entry, std::uint64_t now_ns);
   void churn(Entry& entry);
   void check_all_resident(Entry& entry);
@@ -105,8 +105,6 @@ class GpuService {
   GraceTracker grace_;
   std::vector<std::unique_ptr<Pending>> pending_;
   std::vector<std::uint32_t> free_pending_;
-  std::map<std::uint32_t, std::shared_ptr<std::vector<std::uint32_t>>>
-      growth_slots_;  // by model, while it grows
   std::vector<std::uint32_t> free_lane_ids_;
   std::uint32_t next_lane_id_ = 0;
   std::uint64_t last_active_ns_ = 0;

@@ -22,6 +22,8 @@ Result<const CudaDriver*> CudaDriver::load() {
   }
     MOECACHED_CUDA_FUNCTIONS(MOECACHED_CUDA_LOAD)
 #undef MOECACHED_CUDA_LOAD
+    driver.cuMemcpyBatchAsync =
+        reinterpret_cast<CudaDriver::CopyBatch>(::dlsym(library, "cuMemcpyBatchAsync"));
     if (const CUresult result = driver.cuInit(0); result != CUDA_SUCCESS) {
       Fault fault = driver.fault("starting CUDA", result);
       fault.code = FaultCode::kUnsupported;

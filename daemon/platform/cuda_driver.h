@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <string>
 
 #include "daemon/base/result.h"
@@ -51,6 +52,7 @@ namespace moecached {
 
 // The header maps plain names to versioned ones by macros; the members below are plain, so these go away.
 #undef cuDeviceGetUuid
+#undef cuMemcpyBatchAsync
 #undef cuDevicePrimaryCtxRelease
 #undef cuCtxPushCurrent
 #undef cuCtxPopCurrent
@@ -69,6 +71,12 @@ struct CudaDriver {
 #define MOECACHED_CUDA_MEMBER(name, symbol) decltype(&::symbol) name = nullptr;
   MOECACHED_CUDA_FUNCTIONS(MOECACHED_CUDA_MEMBER)
 #undef MOECACHED_CUDA_MEMBER
+
+  // Several copies in one call, by the name and parameters of CUDA 12.8; null in older drivers.
+  using CopyBatch = CUresult(CUDAAPI*)(CUdeviceptr* destinations, CUdeviceptr* sources, std::size_t* bytes,
+                                       std::size_t count, void* attributes, std::size_t* attribute_firsts,
+                                       std::size_t n_attributes, std::size_t* failed, CUstream stream);
+  CopyBatch cuMemcpyBatchAsync = nullptr;
 
   // $MOECACHED_LIBCUDA, else libcuda.so.1. The text of a fault says what is missing.
   static Result<const CudaDriver*> load();

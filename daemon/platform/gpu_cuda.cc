@@ -4,22 +4,17 @@
 // imported elsewhere; a mapping starts at offset 0 of its allocation and is whole; an exported descriptor
 // that stays open pins the memory.
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <mutex>
-#include <thread>
 
 #include "daemon/base/check.h"
-#include "daemon/platform/cuda_driver.h"
-#include "daemon/platform/eventfd.h"
+#include "daemon/platform/cuda_context.h"
+#include "daemon/platform/cuda_queue.h"
 #include "daemon/platform/gpu.h"
 #include "daemon/platform/memfd.h"
 
@@ -29,40 +24,6 @@ namespace {
 std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
-
-// The primary context of one device, held as long as anything of it exists.
-class Context {
- public:
-  Context(const CudaDriver& driver, CUdevice of_device, CUcontext context)
-      : cu(driver), device(of_device), context_(context) {}
-  ~Context() { cu.cuDevicePrimaryCtxRelease(device); }
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
-
-  // Makes the context current for a scope.
-  class Use {
-   public:
-    explicit Use(const Context& context) : cu_(context.cu) {
-      CHECK(cu_.cuCtxPushCurrent(context.context_) == CUDA_SUCCESS);
-    }
-    ~Use() {
-      CUcontext popped = nullptr;
-      cu_.cuCtxPopCurrent(&popped);
-    }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-
-   private:
-    const CudaDriver& cu_;
-  };
-
-  const CudaDriver& cu;
-  const CUdevice device;
-
- private:
-  CUcontext context_;
-};
-using ContextPtr = std::shared_ptr<Context>;
 
 CUmemAllocationProp properties(CUmemLocationType type, int id) {
   CUmemAllocationProp out{};
@@ -81,8 +42,8 @@ CUmemAccessDesc read_write(CUmemLocationType type, int id) {
   return out;
 }
 
-Result<UniqueFd> export_handle(const Context& context, CUmemGenericAllocationHandle handle) {
-  const Context::Use use(context);
+Result<UniqueFd> export_handle(const CudaContext& context, CUmemGenericAllocationHandle handle) {
+  const CudaContext::Use use(context);
   int fd = -1;
   const CUresult result =
       context.cu.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
@@ -93,9 +54,9 @@ Result<UniqueFd> export_handle(const Context& context, CUmemGenericAllocationHan
 // A reserved range of addresses and the allocations mapped into it.
 class CudaRange final : public GpuRange {
  public:
-  static Result<std::unique_ptr<CudaRange>> reserve(ContextPtr context, std::uint64_t bytes,
+  static Result<std::unique_ptr<CudaRange>> reserve(CudaContextPtr context, std::uint64_t bytes,
                                                     std::uint64_t granularity) {
-    const Context::Use use(*context);
+    const CudaContext::Use use(*context);
     CUdeviceptr address = 0;
     const CUresult result = context->cu.cuMemAddressReserve(&address, bytes, granularity, 0, 0);
     if (result != CUDA_SUCCESS) {
@@ -105,7 +66,7 @@ class CudaRange final : public GpuRange {
   }
 
   ~CudaRange() override {
-    const Context::Use use(*context_);
+    const CudaContext::Use use(*context_);
     while (!chunks_.empty()) give_back_last();
     context_->cu.cuMemAddressFree(address_, bytes_);
   }
@@ -123,7 +84,7 @@ class CudaRange final : public GpuRange {
     const CUmemAllocationProp wanted = properties(CU_MEM_LOCATION_TYPE_DEVICE, context_->device);
     const CUmemAccessDesc access = read_write(CU_MEM_LOCATION_TYPE_DEVICE, context_->device);
     if (Status mapped = map(offset, bytes, wanted, {&access, 1}); !mapped) return mapped;
-    const Context::Use use(*context_);
+    const CudaContext::Use use(*context_);
     // Kernels read past the last row of an expert: what is there must not be a leftover that decodes to NaN.
     // It returns before it is done, and the copies that follow are on streams that do not wait for this one.
     CUresult result = context_->cu.cuMemsetD8(address_ + offset, 0, bytes);
@@ -137,7 +98,7 @@ class CudaRange final : public GpuRange {
 
   Status map(std::uint64_t offset, std::uint64_t bytes, const CUmemAllocationProp& wanted,
              std::span<const CUmemAccessDesc> access) {
-    const Context::Use use(*context_);
+    const CudaContext::Use use(*context_);
     CUmemGenericAllocationHandle handle = 0;
     CUresult result = context_->cu.cuMemCreate(&handle, bytes, &wanted, 0);
     if (result != CUDA_SUCCESS)
@@ -163,7 +124,7 @@ class CudaRange final : public GpuRange {
     CUmemGenericAllocationHandle handle;
     std::uint64_t offset, bytes;
   };
-  CudaRange(ContextPtr context, CUdeviceptr address, std::uint64_t bytes)
+  CudaRange(CudaContextPtr context, CUdeviceptr address, std::uint64_t bytes)
       : context_(std::move(context)), address_(address), bytes_(bytes) {}
 
   // REQUIRES: the context is current.
@@ -174,7 +135,7 @@ class CudaRange final : public GpuRange {
     context_->cu.cuMemRelease(chunk.handle);
   }
 
-  ContextPtr context_;
+  CudaContextPtr context_;
   const CUdeviceptr address_;
   const std::uint64_t bytes_;
   std::vector<Chunk> chunks_;
@@ -196,14 +157,14 @@ class VmmHostMemory final : public GpuHostMemory {
 
 class RegisteredMemfd final : public GpuHostMemory {
  public:
-  RegisteredMemfd(ContextPtr context, Memfd memory)
+  RegisteredMemfd(CudaContextPtr context, Memfd memory)
       : context_(std::move(context)), memory_(std::move(memory)) {}
   ~RegisteredMemfd() override {
-    const Context::Use use(*context_);
+    const CudaContext::Use use(*context_);
     if (registered_) context_->cu.cuMemHostUnregister(memory_.bytes().data());
   }
   Status pin() {
-    const Context::Use use(*context_);
+    const CudaContext::Use use(*context_);
     const CUresult result = context_->cu.cuMemHostRegister(memory_.bytes().data(), memory_.bytes().size(),
                                                            CU_MEMHOSTREGISTER_PORTABLE);
     if (result != CUDA_SUCCESS) {
@@ -222,222 +183,9 @@ class RegisteredMemfd final : public GpuHostMemory {
   }
 
  private:
-  ContextPtr context_;
+  CudaContextPtr context_;
   Memfd memory_;
   bool registered_ = false;
-};
-
-class CudaQueue final : public GpuQueue {
- public:
-  static Result<std::unique_ptr<GpuQueue>> create(ContextPtr context) {
-    auto wake = EventFd::create();
-    if (!wake) return std::move(wake).error();
-    std::unique_ptr<CudaQueue> queue(new CudaQueue(std::move(context), *std::move(wake)));
-    const Context::Use use(*queue->context_);
-    for (Lane& lane : queue->lanes_) {
-      const CUresult result = queue->cu_.cuStreamCreateWithPriority(&lane.stream, CU_STREAM_NON_BLOCKING, 0);
-      if (result != CUDA_SUCCESS) return queue->cu_.fault("creating a stream", result);
-    }
-    queue->thread_ = std::thread([raw = queue.get()] { raw->run(); });
-    return std::unique_ptr<GpuQueue>(std::move(queue));
-  }
-
-  ~CudaQueue() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_one();
-    if (thread_.joinable()) thread_.join();
-    const Context::Use use(*context_);
-    for (Lane& lane : lanes_) {
-      if (lane.stream == nullptr) continue;
-      cu_.cuStreamSynchronize(lane.stream);
-      for (const InFlight& job : lane.in_flight) cu_.cuEventDestroy(job.event);
-      cu_.cuStreamDestroy(lane.stream);
-    }
-    for (CUevent event : events_) cu_.cuEventDestroy(event);
-  }
-
-  void submit(Job job) override {
-    ++outstanding_;
-    CHECK(outstanding_ <= kOutstandingMax);
-    {
-      const std::lock_guard lock(mutex_);
-      jobs_.push_back(std::move(job));
-    }
-    changed_.notify_one();
-  }
-  std::size_t room() const override { return kOutstandingMax - outstanding_; }
-  void poll(std::vector<Done>* done) override {
-    wake_.drain();
-    const std::lock_guard lock(mutex_);
-    outstanding_ -= done_.size();
-    done->insert(done->end(), done_.begin(), done_.end());
-    done_.clear();
-  }
-  int event_fd() const override { return wake_.fd(); }
-  std::uint64_t copy_ns() const override { return copy_ns_.load(std::memory_order_relaxed); }
-
- private:
-  static constexpr std::size_t kOutstandingMax = 8192;
-  // Two streams of copies hide each other's start: 1 MiB pieces on one stream leave a tenth of the link
-  // unused.
-  static constexpr std::size_t kCopyLanes = 2;
-  static constexpr std::size_t kFlipLane = kCopyLanes;
-  // Jobs that were merged share an event.
-  struct InFlight {
-    std::vector<std::uint64_t> tags;
-    CUevent event;
-  };
-  // Copies of neighbours in both memories become one: 1 MiB pieces reach four fifths of the link, 8 MiB all
-  // of it.
-  static constexpr std::size_t kMergeMax = 8;
-  struct Lane {
-    CUstream stream = nullptr;
-    std::deque<InFlight> in_flight;
-  };
-
-  CudaQueue(ContextPtr context, EventFd wake)
-      : context_(std::move(context)), cu_(context_->cu), wake_(std::move(wake)) {}
-
-  void run() {
-    // Completions are looked for in short sleeps; the default slack of 50 us would be most of a copy.
-    ::prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
-    ::prctl(PR_SET_NAME, "gpu-copy", 0, 0, 0);
-    const Context::Use use(*context_);
-    std::deque<Job> taken;
-    std::vector<Done> finished;
-    for (;;) {
-      const bool busy = std::ranges::any_of(lanes_, [](const Lane& lane) { return !lane.in_flight.empty(); });
-      count_copy_time();
-      {
-        std::unique_lock lock(mutex_);
-        if (!busy) changed_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
-        if (stopping_) return;
-        taken.swap(jobs_);
-      }
-      for (std::size_t i = 0; i < taken.size();) i += start(taken, i, &finished);
-      taken.clear();
-      for (Lane& lane : lanes_) collect(lane, &finished);
-      if (!finished.empty()) {
-        {
-          const std::lock_guard lock(mutex_);
-          done_.insert(done_.end(), finished.begin(), finished.end());
-        }
-        finished.clear();
-        wake_.signal();
-      } else if (busy) {
-        std::this_thread::sleep_for(std::chrono::microseconds(10));
-      }
-    }
-  }
-
-  void count_copy_time() {
-    const bool copying = std::any_of(lanes_.begin(), lanes_.begin() + kCopyLanes,
-                                     [](const Lane& lane) { return !lane.in_flight.empty(); });
-    const auto now = std::chrono::steady_clock::now();
-    if (was_copying_) {
-      const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now - counted_until_).count();
-      copy_ns_.fetch_add(static_cast<std::uint64_t>(ns), std::memory_order_relaxed);
-    }
-    was_copying_ = copying;
-    counted_until_ = now;
-  }
-
-  static bool continues(const Job& job, const Job& next) {
-    if (next.call || next.is_flip || next.n_copies != job.n_copies) return false;
-    for (std::uint32_t i = 0; i < job.n_copies; ++i) {
-      const Copy& copy = job.copies[i];
-      if (next.copies[i].destination != copy.destination + copy.bytes ||
-          next.copies[i].source != copy.source + copy.bytes)
-        return false;
-    }
-    return true;
-  }
-
-  // Starts jobs[first] and those behind it that continue it; returns how many.
-  std::size_t start(std::deque<Job>& jobs, std::size_t first, std::vector<Done>* finished) {
-    Job& job = jobs[first];
-    if (job.call) {
-      job.call();
-      finished->push_back({job.tag, true});
-      return 1;
-    }
-    std::vector<std::uint64_t> tags = {job.tag};
-    if (!job.is_flip) {
-      const std::uint32_t n_copies = job.n_copies;
-      while (tags.size() < kMergeMax && first + tags.size() < jobs.size() &&
-             continues(job, jobs[first + tags.size()])) {
-        const Job& next = jobs[first + tags.size()];
-        for (std::uint32_t i = 0; i < n_copies; ++i) job.copies[i].bytes += next.copies[i].bytes;
-        tags.push_back(next.tag);
-      }
-    }
-    const std::size_t n = tags.size();
-    Lane& lane = lanes_[job.is_flip ? kFlipLane : next_copy_lane_++ % kCopyLanes];
-    CUresult result = lost_ ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
-    if (job.is_flip && result == CUDA_SUCCESS) {
-      // The default flag: a system-wide fence comes before the write, so what earlier jobs copied is seen
-      // first.
-      result =
-          cu_.cuStreamWriteValue32(lane.stream, job.flip.address, static_cast<cuuint32_t>(job.flip.value),
-                                   CU_STREAM_WRITE_VALUE_DEFAULT);
-    }
-    for (std::uint32_t i = 0; i < job.n_copies && result == CUDA_SUCCESS; ++i) {
-      result = cu_.cuMemcpyHtoDAsync(job.copies[i].destination, job.copies[i].source, job.copies[i].bytes,
-                                     lane.stream);
-    }
-    CUevent event = nullptr;
-    if (result == CUDA_SUCCESS) result = take_event(&event);
-    if (result == CUDA_SUCCESS) result = cu_.cuEventRecord(event, lane.stream);
-    if (result == CUDA_SUCCESS) {
-      lane.in_flight.push_back({std::move(tags), event});
-      return n;
-    }
-    lost_ = true;
-    if (event != nullptr) events_.push_back(event);
-    for (const std::uint64_t tag : tags) finished->push_back({tag, false});
-    return n;
-  }
-
-  void collect(Lane& lane, std::vector<Done>* finished) {
-    while (!lane.in_flight.empty()) {
-      const CUresult result = lost_ ? CUDA_ERROR_UNKNOWN : cu_.cuEventQuery(lane.in_flight.front().event);
-      if (result == CUDA_ERROR_NOT_READY) return;
-      const InFlight job = std::move(lane.in_flight.front());
-      lane.in_flight.pop_front();
-      events_.push_back(job.event);
-      if (result != CUDA_SUCCESS) lost_ = true;
-      for (const std::uint64_t tag : job.tags) finished->push_back({tag, result == CUDA_SUCCESS});
-    }
-  }
-
-  CUresult take_event(CUevent* event) {
-    if (events_.empty()) return cu_.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
-    *event = events_.back();
-    events_.pop_back();
-    return CUDA_SUCCESS;
-  }
-
-  ContextPtr context_;
-  const CudaDriver& cu_;
-  EventFd wake_;
-  std::size_t outstanding_ = 0;  // the submitter's
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Job> jobs_;
-  std::vector<Done> done_;
-  bool stopping_ = false;
-  // The thread's own.
-  std::array<Lane, kCopyLanes + 1> lanes_;
-  std::vector<CUevent> events_;
-  std::size_t next_copy_lane_ = 0;
-  bool lost_ = false;
-  bool was_copying_ = false;
-  std::chrono::steady_clock::time_point counted_until_;
-  std::atomic<std::uint64_t> copy_ns_{0};
-  std::thread thread_;
 };
 
 class CudaGpu final : public Gpu {
@@ -466,7 +214,7 @@ class CudaGpu final : public Gpu {
   Result<GpuMemoryInfo> memory_info() override {
     auto context = use_context();
     if (!context) return std::move(context).error();
-    const Context::Use use(**context);
+    const CudaContext::Use use(**context);
     std::size_t free = 0, total = 0;
     const CUresult result = cu_.cuMemGetInfo(&free, &total);
     if (result != CUDA_SUCCESS) return cu_.fault("asking how much GPU memory is free", result);
@@ -501,7 +249,7 @@ class CudaGpu final : public Gpu {
   Status write(std::uint64_t address, std::span<const std::byte> source) override {
     auto context = use_context();
     if (!context) return std::move(context).error();
-    const Context::Use use(**context);
+    const CudaContext::Use use(**context);
     const CUresult result = cu_.cuMemcpyHtoD(address, source.data(), source.size());
     if (result != CUDA_SUCCESS) return cu_.fault("writing GPU memory", result);
     return ok();
@@ -510,7 +258,7 @@ class CudaGpu final : public Gpu {
   Result<std::unique_ptr<GpuQueue>> create_queue() override {
     auto context = use_context();
     if (!context) return std::move(context).error();
-    return CudaQueue::create(*context);
+    return create_cuda_queue(*context);
   }
 
   Result<double> measure_copy_rate() override {
@@ -520,7 +268,7 @@ class CudaGpu final : public Gpu {
     if (!host) return std::move(host).error();
     auto context = use_context();
     if (!context) return std::move(context).error();
-    const Context::Use use(**context);
+    const CudaContext::Use use(**context);
     CUdeviceptr device = 0;
     if (const CUresult r = cu_.cuMemAlloc(&device, kBytes); r != CUDA_SUCCESS)
       return cu_.fault("allocating", r);
@@ -549,7 +297,7 @@ class CudaGpu final : public Gpu {
 
   // The context is made when first needed: a daemon that serves no model on this GPU takes none of its
   // memory.
-  Result<ContextPtr> use_context() {
+  Result<CudaContextPtr> use_context() {
     const std::lock_guard lock(mutex_);
     if (context_) return context_;
     const CUmemAllocationProp wanted = properties(CU_MEM_LOCATION_TYPE_DEVICE, device_);
@@ -564,15 +312,15 @@ class CudaGpu final : public Gpu {
     CUcontext context = nullptr;
     result = cu_.cuDevicePrimaryCtxRetain(&context, device_);
     if (result != CUDA_SUCCESS) return cu_.fault(name_ + ": context", result);
-    context_ = std::make_shared<Context>(cu_, device_, context);
+    context_ = std::make_shared<CudaContext>(cu_, device_, context);
     return context_;
   }
 
-  Result<std::unique_ptr<GpuHostMemory>> create_vmm_host_memory(const ContextPtr& context,
+  Result<std::unique_ptr<GpuHostMemory>> create_vmm_host_memory(const CudaContextPtr& context,
                                                                 std::uint64_t bytes) {
     int node = 0;
     {
-      const Context::Use use(*context);
+      const CudaContext::Use use(*context);
       if (cu_.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device_) != CUDA_SUCCESS ||
           node < 0)
         node = 0;
@@ -593,7 +341,7 @@ class CudaGpu final : public Gpu {
   const GpuId id_;
   const std::string name_;
   mutable std::mutex mutex_;
-  ContextPtr context_;
+  CudaContextPtr context_;
   std::string host_memory_fallback_;
 };
 

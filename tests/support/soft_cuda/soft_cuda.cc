@@ -25,6 +25,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/soft_cuda/entry.h"
+
 namespace {
 
 constexpr std::size_t kGranularity = std::size_t{2} << 20;
@@ -91,32 +93,6 @@ std::string base_name(const char* function) {
   return name;
 }
 
-// Notes the call; what a test has asked to fail, fails.
-CUresult enter(const char* function) {
-  State& s = state();
-  const std::lock_guard lock(s.mutex);
-  if (s.tracing) s.trace.append(base_name(function)).push_back('\n');
-  const auto failure = s.failures.find(base_name(function));
-  if (failure == s.failures.end()) return CUDA_SUCCESS;
-  const CUresult result = failure->second;
-  s.failures.erase(failure);
-  return result;
-}
-
-CUresult enter_with_context(const char* function) {
-  const CUresult result = enter(function);
-  if (result != CUDA_SUCCESS) return result;
-  return current.empty() || current.back() == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
-}
-
-#define ENTER() \
-  if (const CUresult entered = enter(__func__); entered != CUDA_SUCCESS) return entered
-#define ENTER_CONTEXT() \
-  if (const CUresult entered = enter_with_context(__func__); entered != CUDA_SUCCESS) return entered
-
-void* pointer(CUdeviceptr address) { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address)); }
-CUdeviceptr address(const void* at) { return reinterpret_cast<std::uintptr_t>(at); }
-
 bool device_ok(CUdevice device) { return device == 0; }
 
 // Whether [at, at + bytes) lies within one entry.
@@ -130,6 +106,24 @@ bool within(const Map& ranges, std::uintptr_t at, std::size_t bytes, Size size) 
 std::size_t plain_size(std::size_t bytes) { return bytes; }
 
 }  // namespace
+
+// Notes the call; what a test has asked to fail, fails.
+CUresult soft_cuda_enter(const char* function) {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  if (s.tracing) s.trace.append(base_name(function)).push_back('\n');
+  const auto failure = s.failures.find(base_name(function));
+  if (failure == s.failures.end()) return CUDA_SUCCESS;
+  const CUresult result = failure->second;
+  s.failures.erase(failure);
+  return result;
+}
+
+CUresult soft_cuda_enter_with_context(const char* function) {
+  const CUresult result = soft_cuda_enter(function);
+  if (result != CUDA_SUCCESS) return result;
+  return current.empty() || current.back() == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+}
 
 // -- for tests
 void soft_cuda_trace_start(void) {
@@ -581,159 +575,5 @@ CUresult CUDAAPI cuMemHostGetDevicePointer(CUdeviceptr* out, void* memory, unsig
   const std::lock_guard lock(state().mutex);
   if (!within(state().registered, address(memory), 1, plain_size)) return CUDA_ERROR_INVALID_VALUE;
   *out = address(memory);
-  return CUDA_SUCCESS;
-}
-
-// -- copies: done when the call returns, whatever the stream
-#define SOFT_CUDA_COPY(name, parameters, to, from) \
-  CUresult CUDAAPI name parameters {               \
-    ENTER_CONTEXT();                               \
-    std::memmove(to, from, bytes);                 \
-    return CUDA_SUCCESS;                           \
-  }
-SOFT_CUDA_COPY(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes), pointer(to), pointer(from))
-SOFT_CUDA_COPY(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream), pointer(to),
-               pointer(from))
-SOFT_CUDA_COPY(cuMemcpyHtoD, (CUdeviceptr to, const void* from, std::size_t bytes), pointer(to), from)
-SOFT_CUDA_COPY(cuMemcpyHtoDAsync, (CUdeviceptr to, const void* from, std::size_t bytes, CUstream),
-               pointer(to), from)
-SOFT_CUDA_COPY(cuMemcpyDtoH, (void* to, CUdeviceptr from, std::size_t bytes), to, pointer(from))
-SOFT_CUDA_COPY(cuMemcpyDtoHAsync, (void* to, CUdeviceptr from, std::size_t bytes, CUstream), to,
-               pointer(from))
-SOFT_CUDA_COPY(cuMemcpyDtoD, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes), pointer(to),
-               pointer(from))
-SOFT_CUDA_COPY(cuMemcpyDtoDAsync, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream),
-               pointer(to), pointer(from))
-
-namespace {
-CUresult copy_2d(const CUDA_MEMCPY2D* copy) {
-  if (copy->WidthInBytes > copy->srcPitch || copy->WidthInBytes > copy->dstPitch)
-    return CUDA_ERROR_INVALID_VALUE;
-  const auto side = [](CUmemorytype type, const void* host, CUdeviceptr device) {
-    return static_cast<const char*>(type == CU_MEMORYTYPE_HOST ? host : pointer(device));
-  };
-  const char* from = side(copy->srcMemoryType, copy->srcHost, copy->srcDevice) + copy->srcY * copy->srcPitch +
-                     copy->srcXInBytes;
-  char* to = const_cast<char*>(side(copy->dstMemoryType, copy->dstHost, copy->dstDevice)) +
-             copy->dstY * copy->dstPitch + copy->dstXInBytes;
-  for (std::size_t row = 0; row < copy->Height; ++row) {
-    std::memmove(to + row * copy->dstPitch, from + row * copy->srcPitch, copy->WidthInBytes);
-  }
-  return CUDA_SUCCESS;
-}
-}  // namespace
-
-CUresult CUDAAPI cuMemcpy2D(const CUDA_MEMCPY2D* copy) {
-  ENTER_CONTEXT();
-  return copy_2d(copy);
-}
-
-CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream) {
-  ENTER_CONTEXT();
-  return copy_2d(copy);
-}
-
-CUresult CUDAAPI cuMemsetD8(CUdeviceptr to, unsigned char value, std::size_t count) {
-  ENTER_CONTEXT();
-  std::memset(pointer(to), value, count);
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, CUstream) {
-  ENTER_CONTEXT();
-  std::memset(pointer(to), value, count);
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuMemsetD32(CUdeviceptr to, unsigned value, std::size_t count) {
-  ENTER_CONTEXT();
-  std::fill_n(static_cast<unsigned*>(pointer(to)), count, value);
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned value, std::size_t count, CUstream) {
-  ENTER_CONTEXT();
-  std::fill_n(static_cast<unsigned*>(pointer(to)), count, value);
-  return CUDA_SUCCESS;
-}
-
-// -- streams and events
-CUresult CUDAAPI cuStreamCreate(CUstream* stream, unsigned) {
-  ENTER_CONTEXT();
-  *stream = reinterpret_cast<CUstream>(new int(0));
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* stream, unsigned, int) {
-  ENTER_CONTEXT();
-  *stream = reinterpret_cast<CUstream>(new int(0));
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuStreamDestroy(CUstream stream) {
-  ENTER_CONTEXT();
-  delete reinterpret_cast<int*>(stream);
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuStreamSynchronize(CUstream) {
-  ENTER_CONTEXT();
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuStreamQuery(CUstream) {
-  ENTER_CONTEXT();
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuStreamWaitEvent(CUstream, CUevent event, unsigned) {
-  ENTER_CONTEXT();
-  return event != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-CUresult CUDAAPI cuStreamWriteValue32(CUstream, CUdeviceptr to, cuuint32_t value, unsigned) {
-  ENTER_CONTEXT();
-  if (to % sizeof value != 0) return CUDA_ERROR_INVALID_VALUE;
-  __atomic_store_n(static_cast<cuuint32_t*>(pointer(to)), value, __ATOMIC_SEQ_CST);
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuStreamWriteValue64(CUstream, CUdeviceptr to, cuuint64_t value, unsigned) {
-  ENTER_CONTEXT();
-  if (to % sizeof value != 0) return CUDA_ERROR_INVALID_VALUE;
-  __atomic_store_n(static_cast<cuuint64_t*>(pointer(to)), value, __ATOMIC_SEQ_CST);
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuLaunchHostFunc(CUstream, CUhostFn function, void* data) {
-  ENTER_CONTEXT();
-  function(data);
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuEventCreate(CUevent* event, unsigned) {
-  ENTER_CONTEXT();
-  *event = reinterpret_cast<CUevent>(new int(0));
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuEventDestroy(CUevent event) {
-  ENTER_CONTEXT();
-  delete reinterpret_cast<int*>(event);
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuEventRecord(CUevent event, CUstream) {
-  ENTER_CONTEXT();
-  return event != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
-CUresult CUDAAPI cuEventQuery(CUevent) {
-  ENTER_CONTEXT();
-  return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuEventSynchronize(CUevent) {
-  ENTER_CONTEXT();
   return CUDA_SUCCESS;
 }

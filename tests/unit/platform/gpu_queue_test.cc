@@ -122,6 +122,35 @@ TEST_F(GpuQueueTest, CopiesOfManyJobsAreReportedOnceEachAndHaveLandedThen) {
   EXPECT_EQ(reports, std::vector<int>(kJobs, 1));
 }
 
+TEST_F(GpuQueueTest, CopyJobsThatWaitGoOutTogetherUpToAFlip) {
+  const std::string calls = cuda_.calls_of([&] {
+    std::promise<void> released;
+    queue_->submit(call_job(1, [&] { released.get_future().wait(); }));
+    for (std::uint64_t tag = 2; tag < 32; ++tag)
+      queue_->submit(copy_job(tag, {copy(tag * 4096, 64), copy(tag * 4096 + 64, 64)}));
+    queue_->submit(flip_job(32, 0, 5));
+    queue_->submit(copy_job(33, {copy(4096, 64)}));
+    released.set_value();
+    EXPECT_EQ(next(33).size(), 33u);
+  });
+  std::size_t batches = 0;
+  for (std::size_t at = calls.find("cuMemcpyBatchAsync"); at != calls.npos;
+       at = calls.find("cuMemcpyBatchAsync", at + 1))
+    ++batches;
+  EXPECT_GE(batches, 3u) << "48 copies at most in one, and the flip in between";
+  EXPECT_LE(batches, 5u) << "the call may end before all jobs are queued";
+  for (std::uint64_t tag = 2; tag < 32; ++tag) EXPECT_TRUE(has_landed(tag * 4096, 128)) << tag;
+  EXPECT_EQ(entry(0), 5);
+}
+
+TEST_F(GpuQueueTest, CopiesOneByOneWhereTheDriverTakesNoBatch) {
+  cuda_.fail_next("cuMemcpyBatchAsync", CUDA_ERROR_NOT_SUPPORTED);
+  queue_->submit(copy_job(1, {copy(0, 5000), copy(65536, 100)}));
+  EXPECT_TRUE(next(1)[0].ok);
+  EXPECT_TRUE(has_landed(0, 5000));
+  EXPECT_TRUE(has_landed(65536, 100));
+}
+
 TEST_F(GpuQueueTest, AFlipIsThereWhenItIsReportedAndTheLastOfOneEntryWins) {
   queue_->submit(flip_job(1, 64, 17));
   EXPECT_EQ(next(1)[0].tag, 1u);
@@ -214,7 +243,7 @@ TEST_F(GpuQueueTest, FlipsAloneAreNoCopyTime) {
 }
 
 TEST_F(GpuQueueTest, AFailureIsReportedAndNothingSucceedsAfterIt) {
-  for (const char* function : {"cuMemcpyHtoDAsync", "cuEventRecord", "cuEventCreate", "cuEventQuery"}) {
+  for (const char* function : {"cuMemcpyBatchAsync", "cuEventRecord", "cuEventCreate", "cuEventQuery"}) {
     auto queue = gpu_->create_queue();
     ASSERT_TRUE(queue);
     queue_ = *std::move(queue);

@@ -1,0 +1,250 @@
+// What is done in streams: copies, writes, events, and the one kernel that the client launches. All is done
+// when the call returns, whatever the stream.
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "tests/support/soft_cuda/entry.h"
+
+// -- copies
+#define SOFT_CUDA_COPY(name, parameters, to, from) \
+  CUresult CUDAAPI name parameters {               \
+    ENTER_CONTEXT();                               \
+    std::memmove(to, from, bytes);                 \
+    return CUDA_SUCCESS;                           \
+  }
+SOFT_CUDA_COPY(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes), pointer(to), pointer(from))
+SOFT_CUDA_COPY(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream), pointer(to),
+               pointer(from))
+SOFT_CUDA_COPY(cuMemcpyHtoD, (CUdeviceptr to, const void* from, std::size_t bytes), pointer(to), from)
+SOFT_CUDA_COPY(cuMemcpyHtoDAsync, (CUdeviceptr to, const void* from, std::size_t bytes, CUstream),
+               pointer(to), from)
+SOFT_CUDA_COPY(cuMemcpyDtoH, (void* to, CUdeviceptr from, std::size_t bytes), to, pointer(from))
+SOFT_CUDA_COPY(cuMemcpyDtoHAsync, (void* to, CUdeviceptr from, std::size_t bytes, CUstream), to,
+               pointer(from))
+SOFT_CUDA_COPY(cuMemcpyDtoD, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes), pointer(to),
+               pointer(from))
+SOFT_CUDA_COPY(cuMemcpyDtoDAsync, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream),
+               pointer(to), pointer(from))
+
+namespace {
+CUresult copy_2d(const CUDA_MEMCPY2D* copy) {
+  if (copy->WidthInBytes > copy->srcPitch || copy->WidthInBytes > copy->dstPitch)
+    return CUDA_ERROR_INVALID_VALUE;
+  const auto side = [](CUmemorytype type, const void* host, CUdeviceptr device) {
+    return static_cast<const char*>(type == CU_MEMORYTYPE_HOST ? host : pointer(device));
+  };
+  const char* from = side(copy->srcMemoryType, copy->srcHost, copy->srcDevice) + copy->srcY * copy->srcPitch +
+                     copy->srcXInBytes;
+  char* to = const_cast<char*>(side(copy->dstMemoryType, copy->dstHost, copy->dstDevice)) +
+             copy->dstY * copy->dstPitch + copy->dstXInBytes;
+  for (std::size_t row = 0; row < copy->Height; ++row) {
+    std::memmove(to + row * copy->dstPitch, from + row * copy->srcPitch, copy->WidthInBytes);
+  }
+  return CUDA_SUCCESS;
+}
+}  // namespace
+
+CUresult CUDAAPI cuMemcpy2D(const CUDA_MEMCPY2D* copy) {
+  ENTER_CONTEXT();
+  return copy_2d(copy);
+}
+
+CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D* copy, CUstream) {
+  ENTER_CONTEXT();
+  return copy_2d(copy);
+}
+
+CUresult CUDAAPI cuMemsetD8(CUdeviceptr to, unsigned char value, std::size_t count) {
+  ENTER_CONTEXT();
+  std::memset(pointer(to), value, count);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, std::size_t count, CUstream) {
+  ENTER_CONTEXT();
+  std::memset(pointer(to), value, count);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemsetD32(CUdeviceptr to, unsigned value, std::size_t count) {
+  ENTER_CONTEXT();
+  std::fill_n(static_cast<unsigned*>(pointer(to)), count, value);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr to, unsigned value, std::size_t count, CUstream) {
+  ENTER_CONTEXT();
+  std::fill_n(static_cast<unsigned*>(pointer(to)), count, value);
+  return CUDA_SUCCESS;
+}
+
+// -- streams and events
+CUresult CUDAAPI cuStreamCreate(CUstream* stream, unsigned) {
+  ENTER_CONTEXT();
+  *stream = reinterpret_cast<CUstream>(new int(0));
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream* stream, unsigned, int) {
+  ENTER_CONTEXT();
+  *stream = reinterpret_cast<CUstream>(new int(0));
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamDestroy(CUstream stream) {
+  ENTER_CONTEXT();
+  delete reinterpret_cast<int*>(stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamSynchronize(CUstream) {
+  ENTER_CONTEXT();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamQuery(CUstream) {
+  ENTER_CONTEXT();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamWaitEvent(CUstream, CUevent event, unsigned) {
+  ENTER_CONTEXT();
+  return event != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult CUDAAPI cuStreamWriteValue32(CUstream, CUdeviceptr to, cuuint32_t value, unsigned) {
+  ENTER_CONTEXT();
+  if (to % sizeof value != 0) return CUDA_ERROR_INVALID_VALUE;
+  __atomic_store_n(static_cast<cuuint32_t*>(pointer(to)), value, __ATOMIC_SEQ_CST);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamWriteValue64(CUstream, CUdeviceptr to, cuuint64_t value, unsigned) {
+  ENTER_CONTEXT();
+  if (to % sizeof value != 0) return CUDA_ERROR_INVALID_VALUE;
+  __atomic_store_n(static_cast<cuuint64_t*>(pointer(to)), value, __ATOMIC_SEQ_CST);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuLaunchHostFunc(CUstream, CUhostFn function, void* data) {
+  ENTER_CONTEXT();
+  function(data);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuEventCreate(CUevent* event, unsigned) {
+  ENTER_CONTEXT();
+  *event = reinterpret_cast<CUevent>(new int(0));
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuEventDestroy(CUevent event) {
+  ENTER_CONTEXT();
+  delete reinterpret_cast<int*>(event);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuEventRecord(CUevent event, CUstream) {
+  ENTER_CONTEXT();
+  return event != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult CUDAAPI cuEventQuery(CUevent) {
+  ENTER_CONTEXT();
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuEventSynchronize(CUevent) {
+  ENTER_CONTEXT();
+  return CUDA_SUCCESS;
+}
+
+// -- batches of copies, in the parameters of CUDA 12.8
+#undef cuMemcpyBatchAsync
+extern "C" CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes,
+                                               std::size_t count, void* attributes, std::size_t* firsts,
+                                               std::size_t n_attributes, std::size_t* failed,
+                                               CUstream stream) {
+  ENTER_CONTEXT();
+  // As the real one: no default stream, at least one attribute, and that from the first copy on.
+  if (stream == nullptr || count == 0 || attributes == nullptr || n_attributes != 1 || firsts[0] != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t i = 0; i < count; ++i) {
+    *failed = i;
+    if (bytes[i] == 0) return CUDA_ERROR_INVALID_VALUE;
+    std::memmove(pointer(to[i]), pointer(from[i]), bytes[i]);
+  }
+  return CUDA_SUCCESS;
+}
+
+// -- kernels: the fetch kernel of client/src/fetch.ptx, as C++
+namespace {
+
+constexpr std::string_view kFetch = "moecached_fetch";
+
+struct FetchPart {
+  CUdeviceptr window;
+  std::uint64_t stride;
+};
+
+void fetch(unsigned n_ids, unsigned n_parts, void** arguments) {
+  const auto* slots = static_cast<const std::int32_t*>(pointer(*static_cast<CUdeviceptr*>(arguments[0])));
+  auto* fetched = static_cast<std::int32_t*>(pointer(*static_cast<CUdeviceptr*>(arguments[1])));
+  const std::uint32_t host_first = *static_cast<std::uint32_t*>(arguments[2]);
+  const std::uint32_t scratch_first = *static_cast<std::uint32_t*>(arguments[3]);
+  const auto* parts = static_cast<const FetchPart*>(arguments[4]);
+  for (unsigned i = 0; i < n_ids; ++i) {
+    const auto slot = static_cast<std::uint32_t>(slots[i]);
+    if (slot < host_first) {
+      fetched[i] = slots[i];
+      continue;
+    }
+    const auto first = static_cast<std::uint32_t>(std::find(slots, slots + i, slots[i]) - slots);
+    fetched[i] = static_cast<std::int32_t>(scratch_first + first);
+    if (first != i) continue;
+    for (unsigned p = 0; p < n_parts; ++p) {
+      std::memcpy(pointer(parts[p].window + std::uint64_t{scratch_first + first} * parts[p].stride),
+                  pointer(parts[p].window + std::uint64_t{slot} * parts[p].stride), parts[p].stride);
+    }
+  }
+}
+
+}  // namespace
+
+CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void* image) {
+  ENTER_CONTEXT();
+  const std::string_view text(static_cast<const char*>(image));
+  if (text.find(".version") == text.npos) return CUDA_ERROR_INVALID_IMAGE;
+  *module = reinterpret_cast<CUmodule>(new std::string(text));
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuModuleUnload(CUmodule module) {
+  ENTER_CONTEXT();
+  delete reinterpret_cast<std::string*>(module);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  ENTER_CONTEXT();
+  const auto& text = *reinterpret_cast<std::string*>(module);
+  if (name != kFetch || text.find(".entry " + std::string(name)) == text.npos) return CUDA_ERROR_NOT_FOUND;
+  *function = reinterpret_cast<CUfunction>(&fetch);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                unsigned block_x, unsigned block_y, unsigned block_z, unsigned, CUstream,
+                                void** arguments, void**) {
+  ENTER_CONTEXT();
+  if (function != reinterpret_cast<CUfunction>(&fetch)) return CUDA_ERROR_INVALID_HANDLE;
+  if (grid_x * grid_y * grid_z == 0 || block_x * block_y * block_z == 0 || block_x > 1024)
+    return CUDA_ERROR_INVALID_VALUE;
+  fetch(grid_y, grid_z, arguments);
+  return CUDA_SUCCESS;
+}

@@ -127,3 +127,17 @@ moecached_status moecached_gpu_lane_submit(moecached_gpu_lane* lane, const moeca
   if (submit == nullptr) return null_argument("submit");
   return guarded([&] { return lane->lane.submit(*submit); });
 }
+
+moecached_status moecached_gpu_lane_scratch(moecached_gpu_lane* lane, uint32_t* n_slots) {
+  if (lane == nullptr || n_slots == nullptr) return null_argument("lane or n_slots");
+  *n_slots = 0;
+  return guarded([&] {
+    return lane->owner.session.locked(
+        [&](Session::Locked) { return lane->owner.model.open_scratch(lane->lane, n_slots); });
+  });
+}
+
+moecached_status moecached_gpu_lane_fetch(moecached_gpu_lane* lane, const moecached_gpu_fetch* fetch) {
+  if (fetch == nullptr) return null_argument("fetch");
+  return guarded([&] { return lane->lane.fetch(*fetch); });
+}

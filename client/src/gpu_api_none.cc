@@ -39,3 +39,7 @@ moecached_status moecached_gpu_lane_begin(moecached_gpu_lane*) { return no_cuda(
 moecached_status moecached_gpu_lane_submit(moecached_gpu_lane*, const moecached_gpu_submit*) {
   return no_cuda();
 }
+moecached_status moecached_gpu_lane_scratch(moecached_gpu_lane*, uint32_t*) { return no_cuda(); }
+moecached_status moecached_gpu_lane_fetch(moecached_gpu_lane*, const moecached_gpu_fetch*) {
+  return no_cuda();
+}

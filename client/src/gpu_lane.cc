@@ -205,6 +205,14 @@ moecached_status GpuLane::log(const moecached_gpu_submit& submit) {
   return check_cuda(cuda().cuMemcpy2DAsync_v2(&rows, stream_), "log the slots that a graph used");
 }
 
+moecached_status GpuLane::fetch(const moecached_gpu_fetch& request) {
+  if (!begun_) return fail(MOECACHED_E_ARGUMENT, "no epoch is begun");
+  if (mapping_->scratch() == nullptr) return fail(MOECACHED_E_ARGUMENT, "there are no scratch slots");
+  const ScopedContext current(*context_);
+  if (const auto status = current.status()) return status;
+  return mapping_->scratch()->fetch(request);
+}
+
 moecached_status GpuLane::submit(const moecached_gpu_submit& submit) {
   if (const auto status = check(submit)) return status;
   const ScopedContext current(*context_);

@@ -42,6 +42,8 @@ class GpuLane {
 
   [[nodiscard]] moecached_status begin();
   [[nodiscard]] moecached_status submit(const moecached_gpu_submit& submit);
+  // REQUIRES: the model has given this lane its scratch slots.
+  [[nodiscard]] moecached_status fetch(const moecached_gpu_fetch& request);
   // Waits for what was submitted, and for what was launched in an epoch that was never submitted.
   [[nodiscard]] moecached_status settle() noexcept;
 

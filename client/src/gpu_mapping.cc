@@ -147,6 +147,9 @@ moecached_status GpuMapping::map_host_parts(Connection& connection, std::uint32_
   }
   const std::uint32_t n_parts = layout_.model.model.n_parts;
   windows_.resize(n_parts);
+  scratch_plan_ = plan_scratch(layout_);
+  // CUDA gives no memory behind addresses that are the kernel's.
+  if (host_memory == MOECACHED_HOST_MEMORY_MEMFD) scratch_plan_.n_slots = 0;
   for (std::uint32_t part = 0; part < n_parts;) {
     std::vector<UniqueFd> fds;
     if (const auto status =
@@ -169,7 +172,7 @@ moecached_status GpuMapping::map_host_parts(Connection& connection, std::uint32_
 moecached_status GpuMapping::map_host_allocation(std::uint32_t part, UniqueFd memory) {
   const moecached_shm_window& window = layout_.windows[part];
   Range& range = windows_[part];
-  const std::uint64_t bytes = window.device_bytes + window.host_bytes;
+  const std::uint64_t bytes = scratch_plan_.window_bytes[part];
   if (const auto status =
           check_cuda(cuda().cuMemAddressReserve(&range.address, bytes, layout_.gpu.granularity, 0, 0),
                      "reserve addresses for a window")) {
@@ -276,6 +279,13 @@ moecached_status GpuMapping::map_chunks(Connection& connection) {
   return MOECACHED_OK;
 }
 
+moecached_status GpuMapping::open_scratch() {
+  if (scratch_ != nullptr || scratch_plan_.n_slots == 0) return MOECACHED_OK;
+  std::vector<CUdeviceptr> windows;
+  for (const Range& range : windows_) windows.push_back(range.address);
+  return GpuScratch::open(*context_, layout_, scratch_plan_, windows, &scratch_);
+}
+
 CUdeviceptr GpuMapping::identity_table() const {
   return table_.address + layout_.gpu.identity_first * sizeof(std::int32_t);
 }
@@ -301,6 +311,7 @@ GpuMapping::~GpuMapping() {
   if (context_ == nullptr) return;
   const ScopedContext current(*context_);
   cuda().cuCtxSynchronize();
+  scratch_.reset();
   for (Range& window : windows_) release(window);
   release(table_);
   log_registration_.reset();

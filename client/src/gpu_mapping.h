@@ -1,13 +1,13 @@
 // What one daemon gave of a model on a GPU, mapped: the table, and one window of addresses for each part,
 //
-//   | device slots, mapped chunk by chunk as the daemon adds them | host slots |
-//   0                                                  device_bytes
+//   | device slots, mapped chunk by chunk as the daemon adds them | host slots | scratch slots, this
+//   process's own | 0                                                  device_bytes
 //
-// all of it read-only for the GPU; a stray write of a kernel ends that process and harms no other. A chunk is
-// mapped before the first epoch that may meet it, and addresses never change while the object lives.
-// Thread: open(), map_chunks() and the end under the session's lock; the rest from any. Memory: owns the
-// addresses and a share of the GPU's primary context; borrows nothing from the connection after open() but
-// its session segment, which must outlive it.
+// all but the scratch slots (see scratch_plan.h) read-only for the GPU; a stray write of a kernel ends that
+// process and harms no other. A chunk is mapped before the first epoch that may meet it, and addresses never
+// change while the object lives. Thread: open(), map_chunks() and the end under the session's lock; the rest
+// from any. Memory: owns the addresses and a share of the GPU's primary context; borrows nothing from the
+// connection after open() but its session segment, which must outlive it.
 #pragma once
 
 #include <atomic>
@@ -18,8 +18,10 @@
 #include "client/include/moecached/moecached.h"
 #include "client/src/connection.h"
 #include "client/src/cuda_driver.h"
+#include "client/src/gpu_scratch.h"
 #include "client/src/gpu_segment.h"
 #include "client/src/model_files.h"
+#include "client/src/scratch_plan.h"
 
 namespace moecached::client {
 
@@ -49,6 +51,10 @@ class GpuMapping {
   [[nodiscard]] std::byte* log(std::uint32_t lane) const noexcept {
     return log_.data() + lane * layout_.gpu.log_bytes_per_lane;
   }
+
+  // Scratch slots, for one lane; made at the first call. None: the plan has none, or host memory is a memfd.
+  [[nodiscard]] moecached_status open_scratch();
+  [[nodiscard]] const GpuScratch* scratch() const noexcept { return scratch_.get(); }
 
   // Waits for everything this process has launched on the GPU.
   moecached_status synchronize() const noexcept;
@@ -84,6 +90,8 @@ class GpuMapping {
   std::shared_ptr<HostRegistration> lanes_registration_, log_registration_;
   Range table_;
   std::vector<Range> windows_;
+  ScratchPlan scratch_plan_;
+  std::unique_ptr<GpuScratch> scratch_;
   std::atomic<std::uint32_t> chunks_mapped_{0};
 };
 

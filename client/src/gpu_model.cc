@@ -75,6 +75,11 @@ moecached_status GpuModel::layer_info(std::uint32_t layer, moecached_gpu_layer_i
   out->by_expert = shape == MOECACHED_SHAPE_HOST_ONLY ? 1 : 0;
   out->n_slots = whole ? facts.host_first + facts.n_experts : facts.n_experts;
   out->table = shape == MOECACHED_SHAPE_HOST_ONLY ? mapping_->identity_table() : mapping_->table(layer);
+  const GpuScratch* scratch = mapping_->scratch();
+  out->n_slots_fetched = scratch == nullptr || out->all_resident != 0 ? 0
+                         : out->by_expert != 0 ? scratch->slots_end(layer) - facts.host_first
+                                               : scratch->slots_end(layer);
+  out->reserved0 = 0;
   return MOECACHED_OK;
 }
 
@@ -129,7 +134,20 @@ moecached_status GpuModel::open_lane(Connection& connection, GpuLane** out) {
 
 void GpuModel::close_lane(Connection& connection, GpuLane* lane) {
   connection.give_back_lane(lane->block());
+  if (scratch_lane_ == lane) scratch_lane_ = nullptr;
   std::erase_if(lanes_, [lane](const auto& owned) { return owned.get() == lane; });
+}
+
+moecached_status GpuModel::open_scratch(const GpuLane& lane, std::uint32_t* n_slots) {
+  if (scratch_lane_ != nullptr && scratch_lane_ != &lane) return MOECACHED_OK;
+  if (mapping_->scratch() == nullptr) {
+    if (const auto status = mapping_->open_scratch()) return status;
+    if (mapping_->scratch() == nullptr) return MOECACHED_OK;
+    generation_.fetch_add(1, std::memory_order_release);
+  }
+  scratch_lane_ = &lane;
+  *n_slots = mapping_->scratch()->n_slots();
+  return MOECACHED_OK;
 }
 
 moecached_status GpuModel::prepare(Connection& next) {
@@ -166,6 +184,7 @@ void GpuModel::commit(Connection& last, Connection& next) {
     (void)lanes_[i]->attach(*next_, next, next_blocks_[i]);  // checked in prepare()
   }
   next_blocks_.clear();
+  scratch_lane_ = nullptr;
   mapping_ = std::move(next_);  // the old one ends here, behind the new lanes
   read_shapes();
   generation_.fetch_add(1, std::memory_order_release);

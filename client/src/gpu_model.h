@@ -46,6 +46,8 @@ class GpuModel final : public MovableModel {
 
   [[nodiscard]] moecached_status open_lane(Connection& connection, GpuLane** out);
   void close_lane(Connection& connection, GpuLane* lane);
+  // *n_slots: 0 when another lane has them, or there are none.
+  [[nodiscard]] moecached_status open_scratch(const GpuLane& lane, std::uint32_t* n_slots);
 
   // Takes the session's lock: maps new chunks, takes over new shapes.
   [[nodiscard]] moecached_status map_chunks();
@@ -69,6 +71,7 @@ class GpuModel final : public MovableModel {
   std::atomic<bool> host_only_{false};
   std::atomic<std::uint64_t> generation_{1};
   std::vector<std::unique_ptr<GpuLane>> lanes_;
+  const GpuLane* scratch_lane_ = nullptr;  // that uses the mapping's scratch slots
   // Of the first mapping: names that were handed out stay valid, and later mappings are checked to be equal.
   std::vector<std::vector<std::string>> part_names_;
 

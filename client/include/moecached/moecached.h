@@ -141,6 +141,8 @@ typedef struct moecached_gpu_layer_info {
   uint32_t all_resident;   // 1: every expert e is in device slot e and stays there; n_slots == n_experts
   uint32_t by_expert;      // 1: the slots of this shape are experts in host memory: OR MOECACHED_GPU_BY_EXPERT to submit's layers
   uint64_t table;          // CUdeviceptr of int32[n_experts], changed by the daemon at any time
+  uint32_t n_slots_fetched;  // slot ids that moecached_gpu_lane_fetch writes are 0..n_slots_fetched-1; 0: no scratch slots
+  uint32_t reserved0;
 } moecached_gpu_layer_info;
 
 #define MOECACHED_GPU_BY_EXPERT 0x8000
@@ -157,6 +159,14 @@ typedef struct moecached_gpu_submit {
   uint32_t n_tokens;       // of each row
   uint32_t is_prefill;     // 1: a prompt batch
 } moecached_gpu_submit;
+
+typedef struct moecached_gpu_fetch {
+  void* stream;            // CUstream; a capturing one records the copy into its graph
+  uint64_t slots;          // CUdeviceptr of int32[n_ids]: slots that an earlier kernel of the stream has looked up
+  uint64_t fetched;        // CUdeviceptr of int32[n_ids], written: where to read these experts
+  uint32_t n_ids;          // 1 to the number of scratch slots; ids of several tokens may repeat
+  uint32_t layer;          // with MOECACHED_GPU_BY_EXPERT where the layer's info said so
+} moecached_gpu_fetch;
 
 // uuid: of the GPU, as cuDeviceGetUuid gives it. MOECACHED_E_REFUSED: the daemon does not serve that GPU.
 MOECACHED_API moecached_status moecached_gpu_model_open(moecached_session* session, const char* const* paths, size_t n_paths,
@@ -182,6 +192,15 @@ MOECACHED_API void moecached_gpu_lane_close(moecached_gpu_lane* lane);
 MOECACHED_API moecached_status moecached_gpu_lane_begin(moecached_gpu_lane* lane);
 // Ends the epoch when done_event has fired, on the GPU; returns at once.
 MOECACHED_API moecached_status moecached_gpu_lane_submit(moecached_gpu_lane* lane, const moecached_gpu_submit* submit);
+
+// Scratch slots: memory of this process on the GPU, behind the windows, for what moecached_gpu_lane_fetch copies. Optional:
+// experts read in place need none, and are read at four fifths of the speed. Allocated by the first call, for one lane of
+// the model at a time (*n_slots is 0 for others); lost when the generation moves: ask again then. *n_slots is 0 as well
+// where there is no memory for it, or where experts are so large that it would not pay.
+MOECACHED_API moecached_status moecached_gpu_lane_scratch(moecached_gpu_lane* lane, uint32_t* n_slots);
+// Enqueues a copy of those of the layer's experts in `slots` that are in RAM, all parts, to scratch slots, and writes slots
+// for the kernels behind it to use, until the lane's next fetch. Within an epoch. No lock, no allocation, no waiting.
+MOECACHED_API moecached_status moecached_gpu_lane_fetch(moecached_gpu_lane* lane, const moecached_gpu_fetch* fetch);
 
 // The reason of the last failure on this thread, one sentence; "" if none.
 MOECACHED_API const char* moecached_last_error(void);

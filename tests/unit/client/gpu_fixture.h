@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/include/moecached/moecached.h"
@@ -20,7 +21,8 @@ using ::moecached::test::SoftCuda;
 
 class GpuClientTest : public ::testing::Test {
  protected:
-  GpuClientTest() : socket_(folder_.path("handle.sock")) {}
+  explicit GpuClientTest(TestModel::Shape shape = {})
+      : model_file_(std::move(shape)), socket_(folder_.path("handle.sock")) {}
   ~GpuClientTest() override { close_all(); }
 
   void TearDown() override {

@@ -62,6 +62,10 @@ struct FakeDaemon {
   bool all_resident = false;
   uint32_t gpu_gap = 3;        // slots that hold no expert
   bool move_in_begin = false;  // of the next epoch
+  uint32_t scratch_slots = 0;  // that a lane gets
+  moecached_status fetch_status = MOECACHED_OK;
+  bool spoil_fetch = false;  // flips a byte of what is fetched
+  std::vector<moecached_gpu_fetch> fetches;
   void move_gpu_windows();
 
   // Seen by the fake.

@@ -32,6 +32,7 @@ struct moecached_gpu_model {
   std::vector<FakeLayer> layers;
   std::vector<GpuLayer> states;
   uint64_t generation = 1;
+  uint32_t scratch_slots = 0;  // behind the windows
 
   // Experts from the last slot down, so that no id is its own slot but by chance; wholly resident: each its
   // own.
@@ -45,7 +46,7 @@ struct moecached_gpu_model {
         state.table.push_back(static_cast<int32_t>(fake_daemon().all_resident ? e : state.n_slots - 1 - e));
       }
       for (const FakePart& part : layers[l].parts) {
-        auto& window = state.windows.emplace_back(state.n_slots * part.expert_bytes, 0xcc);
+        auto& window = state.windows.emplace_back((state.n_slots + scratch_slots) * part.expert_bytes, 0xcc);
         for (uint32_t e = 0; e < n; ++e) {
           const auto at = static_cast<off_t>(part.file_offset + e * part.expert_bytes);
           unsigned char* slot = window.data() + static_cast<uint64_t>(state.table[e]) * part.expert_bytes;
@@ -110,7 +111,9 @@ moecached_status moecached_gpu_model_layer(const moecached_gpu_model* model, uin
           state.n_slots,
           fake_daemon().all_resident ? 1u : 0u,
           0,
-          reinterpret_cast<uint64_t>(state.table.data())};
+          reinterpret_cast<uint64_t>(state.table.data()),
+          model->scratch_slots > 0 ? state.n_slots + model->scratch_slots : 0,
+          0};
   return MOECACHED_OK;
 }
 moecached_status moecached_gpu_model_part(const moecached_gpu_model* model, uint32_t layer, uint32_t part,
@@ -167,5 +170,39 @@ moecached_status moecached_gpu_lane_submit(moecached_gpu_lane*, const moecached_
     seen.slots.emplace_back(row, row + submit->n_tokens * 2);
   }
   for (uint32_t i = 0; i < submit->n_whole_layers; ++i) seen.whole_layers.push_back(submit->whole_layers[i]);
+  return MOECACHED_OK;
+}
+
+moecached_status moecached_gpu_lane_scratch(moecached_gpu_lane* lane, uint32_t* n_slots) {
+  fake_daemon().calls.push_back("scratch");
+  moecached_gpu_model& model = *lane->model;
+  if (model.scratch_slots == 0 && fake_daemon().scratch_slots > 0) {
+    model.scratch_slots = fake_daemon().scratch_slots;
+    fake_daemon().move_gpu_windows();
+  }
+  *n_slots = model.scratch_slots;
+  return MOECACHED_OK;
+}
+// Every second slot is taken for one in RAM.
+moecached_status moecached_gpu_lane_fetch(moecached_gpu_lane* lane, const moecached_gpu_fetch* fetch) {
+  if (fake_daemon().fetch_status != MOECACHED_OK) return fake_fail(fake_daemon().fetch_status, "no kernel");
+  fake_daemon().fetches.push_back(*fetch);
+  if (g_gpu_models.empty()) return MOECACHED_OK;  // a test of the hook alone
+  const FakeLayer& layer = lane->model->layers[fetch->layer];
+  GpuLayer& state = lane->model->states[fetch->layer];
+  const auto* slots = reinterpret_cast<const int32_t*>(fetch->slots);
+  auto* fetched = reinterpret_cast<int32_t*>(fetch->fetched);
+  for (uint32_t i = 0; i < fetch->n_ids; ++i) {
+    fetched[i] = slots[i];
+    if (slots[i] % 2 == 0) continue;
+    fetched[i] = static_cast<int32_t>(state.n_slots + i);
+    for (std::size_t p = 0; p < layer.parts.size(); ++p) {
+      const std::size_t bytes = layer.parts[p].expert_bytes;
+      std::memcpy(state.windows[p].data() + static_cast<std::size_t>(fetched[i]) * bytes,
+                  state.windows[p].data() + static_cast<std::size_t>(slots[i]) * bytes, bytes);
+      if (fake_daemon().spoil_fetch)
+        state.windows[p][static_cast<std::size_t>(fetched[i]) * bytes + 3] ^= 0x40;
+    }
+  }
   return MOECACHED_OK;
 }

@@ -4,6 +4,7 @@
 #include <shared_mutex>
 #include <string>
 
+#include "shim/ggml/cuda_fetch.h"
 #include "shim/ggml/host_api.h"
 #include "shim/ggml/log.h"
 #include "shim/ggml/session.h"
@@ -14,6 +15,9 @@ namespace {
 constexpr std::size_t kPlans = 32;
 // More tokens than stock's matrix-vector kernels take at once, and than a speculative batch usually has.
 constexpr uint32_t kDecodeTokens = 8;
+// Graphs of a few tokens before scratch slots are asked for: warm-ups are over by then, the host has
+// allocated what it needs, and where everything fits into device memory it is there.
+constexpr uint32_t kGraphsBeforeScratch = 16;
 
 }  // namespace
 
@@ -138,7 +142,8 @@ bool CudaBackendHook::grow(Lane& lane, std::size_t bytes) {
     stock_.synchronize(backend_);
     device->iface.event_synchronize(device, lane.logged);
     host().ggml_backend_buffer_free(lane.slots.buffer);
-    lane.slots = {};
+    lane.slots.address = lane.slots.bytes = 0;
+    lane.slots.buffer = nullptr;
   }
   ggml_backend_buffer_t buffer =
       host().ggml_backend_buft_alloc_buffer(device->iface.get_buffer_type(device), bytes);
@@ -146,8 +151,23 @@ bool CudaBackendHook::grow(Lane& lane, std::size_t bytes) {
     say("no %zu bytes on %s for expert slots", bytes, device->iface.get_name(device));
     return false;
   }
-  lane.slots = {reinterpret_cast<uint64_t>(buffer->iface.get_base(buffer)), bytes, buffer};
+  lane.slots.address = reinterpret_cast<uint64_t>(buffer->iface.get_base(buffer));
+  lane.slots.bytes = bytes;
+  lane.slots.buffer = buffer;
   return true;
+}
+
+// Scratch slots move the generation when they are made, so the next graph takes the windows anew and uses
+// them.
+void CudaBackendHook::ask_for_scratch(Lane& lane, const CudaPlan::Share& share) {
+  if (!can_fetch() || share.n_fetchable == 0 || ++lane.small_graphs <= kGraphsBeforeScratch) return;
+  if (lane.scratch_generation == lane.model->generation()) return;
+  uint32_t n_slots = 0;
+  if (moecached_gpu_lane_scratch(lane.lane, &n_slots) != MOECACHED_OK)
+    debug("no scratch slots: %s", moecached_last_error());
+  lane.scratch_generation = lane.model->generation();
+  lane.slots.n_scratch = n_slots;
+  lane.slots.generation = lane.scratch_generation;
 }
 
 bool CudaBackendHook::place(CudaPlan& plan) {
@@ -156,6 +176,9 @@ bool CudaBackendHook::place(CudaPlan& plan) {
     Lane& lane = lane_of(share);
     if (share.slots_bytes() > 0 && !grow(lane, share.slots_bytes())) return false;
     memory_.push_back(lane.slots);
+    // What was got for other windows than these is gone.
+    if (lane.slots.generation != lane.windows->generation()) memory_.back().n_scratch = 0;
+    if (memory_.back().n_scratch == 0) memory_.back().generation = 0;
   }
   if (!plan.is_placed(memory_)) plan.place(memory_, pool_);
   return true;
@@ -208,7 +231,14 @@ ggml_status CudaBackendHook::run(CachedPlan& cached, const ggml_cgraph& graph) {
   for (const Lane* lane : begun_) stock_.event_wait(backend_, lane->logged);
   plan.swap();
   ggml_cgraph rewritten = plan.graph(graph);
-  const ggml_status status = stock_.graph_compute(backend_, &rewritten);
+  const FetchScope::LaneOf lane_of_share = [&](std::size_t share) {
+    return lane_of(plan.shares()[share]).lane;
+  };
+  ggml_status status = GGML_STATUS_SUCCESS;
+  {
+    const FetchScope scope(plan.fetches(), lane_of_share);
+    status = stock_.graph_compute(backend_, &rewritten);
+  }
   plan.restore();
   return status;
 }
@@ -235,7 +265,9 @@ ggml_status CudaBackendHook::compute(ggml_cgraph* graph) {
       return candidate.model == lane->model.get();
     });
     stock_.event_record(backend_, lane->done);
-    submit(*lane, status == GGML_STATUS_SUCCESS && share != shares.end() ? &*share : nullptr);
+    const bool done = status == GGML_STATUS_SUCCESS && share != shares.end();
+    submit(*lane, done ? &*share : nullptr);
+    if (done) ask_for_scratch(*lane, *share);
   }
   return status;
 }

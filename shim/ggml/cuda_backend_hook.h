@@ -42,6 +42,8 @@ class CudaBackendHook {
     ggml_backend_event_t done = nullptr;    // behind the last kernel of the graph
     ggml_backend_event_t logged = nullptr;  // the client has read the slots
     SlotsMemory slots;
+    uint32_t small_graphs = 0;        // of few tokens, with experts that may be in RAM
+    uint64_t scratch_generation = 0;  // of the windows when scratch slots were last asked for
   };
   struct CachedPlan {
     CudaPlan plan;
@@ -64,6 +66,7 @@ class CudaBackendHook {
   bool place(CudaPlan& plan);
   bool grow(Lane& lane, std::size_t bytes);
   void submit(Lane& lane, const CudaPlan::Share* share);
+  void ask_for_scratch(Lane& lane, const CudaPlan::Share& share);
 
   const ggml_backend_t backend_;
   const ggml_backend_i stock_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shim/ggml/cuda_backend_hook.h"
+#include "shim/ggml/cuda_fetch.h"
 #include "shim/ggml/host_api.h"
 #include "shim/ggml/log.h"
 #include "shim/ggml/session.h"
@@ -167,6 +168,7 @@ std::string hook_cuda_devices() {
   }
   if (devices.empty()) return "no CUDA device";
   cuda.devices = std::move(devices);
+  install_fetch_hook(reinterpret_cast<const void*>(cuda.devices.front().stock.init_backend));
   const char* extra = std::getenv("MOECACHED_EXTRA_BUFTS");
   cuda.extra_bufts = extra != nullptr && std::strcmp(extra, "1") == 0;
   for (const HookedDevice& hooked : cuda.devices) {

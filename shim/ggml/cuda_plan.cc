@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 
 namespace moecached::shim {
 namespace {
 
 constexpr std::size_t kPitchAlignment = 256;  // what CUDA aligns allocations to
+// Batches that are fetched for: those that stock's matrix-vector kernels take, which do not care how many
+// slots a tensor has, and read an expert anew for each of its tokens.
+constexpr int64_t kFetchTokens = 8;
 
 int weight_source_of(const ggml_tensor& node) {
   if (node.op == GGML_OP_MUL_MAT_ID) return 0;
@@ -57,13 +61,27 @@ std::shared_ptr<SlotsNode> SlotsNodePool::get(const SlotsKey& key, uint32_t laye
   rows.data = reinterpret_cast<void*>(key.slots);
   std::snprintf(rows.name, sizeof rows.name, "moecache_slots-%u", layer);
 
+  ggml_tensor* last = &rows;
+  if (key.fetched != 0) {
+    ggml_tensor& fetched = node->fetched;
+    fetched = rows;
+    fetched.op = GGML_OP_CONT;
+    fetched.src[0] = &rows;
+    fetched.src[1] = nullptr;
+    fetched.data = reinterpret_cast<void*>(key.fetched);
+    // Stock captures again when a node's bytes changed, these too.
+    std::memcpy(fetched.op_params, &key.generation, sizeof key.generation);
+    std::snprintf(fetched.name, sizeof fetched.name, "moecache_fetch-%u", layer);
+    last = &fetched;
+  }
+
   ggml_tensor& view = node->ids;
   set_shape(view, key.columns, key.tokens, 1);
   view.op = GGML_OP_RESHAPE;
   view.flags = rows.flags;
-  view.src[0] = view.view_src = &rows;
-  view.buffer = rows.buffer;
-  view.data = rows.data;
+  view.src[0] = view.view_src = last;
+  view.buffer = last->buffer;
+  view.data = last->data;
   std::snprintf(view.name, sizeof view.name, "moecache_ids-%u", layer);
   return node;
 }
@@ -82,7 +100,8 @@ std::size_t CudaPlan::row_of(const GpuWindow& window, const ggml_tensor& ids, st
     const Row& row = rows_[i];
     if (row.ids == &ids && row.window->layer == window.layer && row.window->model == window.model) return i;
   }
-  rows_.push_back({&window, &ids, share_of(window.model), position, 0, nullptr});
+  rows_.push_back(
+      {&window, &ids, share_of(window.model), position, 0, ids.ne[1] <= kFetchTokens, 0, false, nullptr});
   return rows_.size() - 1;
 }
 
@@ -129,6 +148,10 @@ void CudaPlan::order_rows() {
     for (Row& row : rows_) {
       if (row.share == s && std::find(logged.begin(), logged.end(), &row) == logged.end()) row.index = next++;
     }
+    for (Row& row : rows_) {
+      if (row.share == s && row.fetchable) row.fetched_index = next++;
+    }
+    share.n_fetchable = next - share.n_rows;
   }
 }
 
@@ -167,14 +190,20 @@ bool CudaPlan::is_placed(std::span<const SlotsMemory> memory) const {
   return std::equal(memory.begin(), memory.end(), placed_.begin(), placed_.end(),
                     // A new buffer may be at the address of the old one.
                     [](const SlotsMemory& left, const SlotsMemory& right) {
-                      return left.address == right.address && left.buffer == right.buffer;
+                      return left.address == right.address && left.buffer == right.buffer &&
+                             left.n_scratch == right.n_scratch && left.generation == right.generation;
                     });
 }
 
 void CudaPlan::place(std::span<const SlotsMemory> memory, SlotsNodePool& pool) {
   placed_.assign(memory.begin(), memory.end());
+  fetches_.clear();
   for (Row& row : rows_) {
     const SlotsMemory& slots = memory[row.share];
+    const std::size_t pitch = shares_[row.share].pitch_bytes;
+    const int64_t n_ids = row.ids->ne[0] * row.ids->ne[1];
+    row.fetches = row.fetchable && row.window->fetches && n_ids <= static_cast<int64_t>(slots.n_scratch);
+    const uint64_t fetched = row.fetches ? slots.address + row.fetched_index * pitch : 0;
     const SlotsKey key = {row.window->table,
                           row.window->tensor.buffer,
                           static_cast<uint64_t>(row.window->n_experts),
@@ -182,16 +211,26 @@ void CudaPlan::place(std::span<const SlotsMemory> memory, SlotsNodePool& pool) {
                           row.ids->data,
                           row.ids->ne[0],
                           row.ids->ne[1],
-                          slots.address + row.index * shares_[row.share].pitch_bytes,
-                          slots.buffer};
+                          slots.address + row.index * pitch,
+                          slots.buffer,
+                          fetched,
+                          row.fetches ? slots.generation : 0};
     row.node = pool.get(key, row.window->layer, *row.ids);
+    if (row.fetches) {
+      const uint32_t layer = row.window->layer | (row.window->by_expert ? MOECACHED_GPU_BY_EXPERT : 0u);
+      fetches_.push_back({fetched, key.slots, static_cast<uint32_t>(n_ids), layer, row.share});
+    }
   }
+  std::sort(fetches_.begin(), fetches_.end(),
+            [](const PlannedFetch& left, const PlannedFetch& right) { return left.fetched < right.fetched; });
   nodes_.clear();
-  nodes_.reserve(static_cast<std::size_t>(graph_.n_nodes) + rows_.size());
+  nodes_.reserve(static_cast<std::size_t>(graph_.n_nodes) + rows_.size() + fetches_.size());
   std::size_t next = 0;  // rows are in the order of their positions
   for (std::size_t i = 0; i < static_cast<std::size_t>(graph_.n_nodes); ++i) {
-    for (; next < rows_.size() && rows_[next].position == i; ++next)
+    for (; next < rows_.size() && rows_[next].position == i; ++next) {
       nodes_.push_back(&rows_[next].node->rows);
+      if (rows_[next].fetches) nodes_.push_back(&rows_[next].node->fetched);
+    }
     nodes_.push_back(graph_.nodes[i]);
   }
   is_new_ = true;
@@ -199,9 +238,12 @@ void CudaPlan::place(std::span<const SlotsMemory> memory, SlotsNodePool& pool) {
 
 void CudaPlan::swap() {
   for (const Operation& operation : operations_) {
+    const bool looked_up = operation.row != kNoRow;
+    const bool fetches = looked_up && rows_[operation.row].fetches;
     // Stock kernels only read this source; the window tensor is shared by all lanes.
-    operation.node->src[operation.weight_source] = const_cast<ggml_tensor*>(&operation.window->tensor);
-    if (operation.row != kNoRow) operation.node->src[2] = &rows_[operation.row].node->ids;
+    operation.node->src[operation.weight_source] =
+        const_cast<ggml_tensor*>(fetches ? &operation.window->fetched : &operation.window->tensor);
+    if (looked_up) operation.node->src[2] = &rows_[operation.row].node->ids;
   }
 }
 

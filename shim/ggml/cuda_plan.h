@@ -6,7 +6,11 @@
 // afterwards.
 //
 //   host's nodes:  ... topk  MUL_MAT_ID(gate)  MUL_MAT_ID(up)  ...  MUL_MAT_ID(down) ...
-//   plan's nodes:  ... topk  GET_ROWS  MUL_MAT_ID'  MUL_MAT_ID'  ...  MUL_MAT_ID' ...
+//   plan's nodes:  ... topk  GET_ROWS  CONT  MUL_MAT_ID'  MUL_MAT_ID'  ...  MUL_MAT_ID' ...
+//
+// The CONT is there in batches of a few tokens, when the lane has scratch slots: a copy of the looked-up
+// slots, in place of which cuda_fetch.h runs the kernel that fetches experts from RAM. A copy that is not
+// replaced leaves the slots as they are: the experts are then read in place, and the result is the same.
 //
 // The graph keeps the host's hash set and use counts, in which the inserted nodes do not occur: a graph built
 // anew would lose all fusion. Gate, up, down and biases of a layer share one ids tensor, since fused kernels
@@ -15,11 +19,11 @@
 // A layer that is wholly resident has expert e in slot e: its operations keep the router's ids and get no
 // GET_ROWS.
 //
-// The slots that a graph used stay in memory: they are what the client logs.
+// The slots that a graph looked up stay in memory: they are what the client logs.
 //
-//   slots of a model:  row 0 | row 1 | ...    a row: int32[tokens][columns] of one GET_ROWS, `pitch` bytes
-//   apart
-//                      the rows worth logging come first
+//   slots of a model:  row 0 | row 1 | ... | what the CONTs write
+//                      a row: int32[tokens][columns] of one GET_ROWS, `pitch` bytes apart; those worth
+//                      logging come first
 //
 // Pure: it calls neither ggml nor CUDA. Thread: the backend's. Memory: SlotsNodePool, see there.
 #ifndef MOECACHED_SHIM_GGML_CUDA_PLAN_H_
@@ -42,9 +46,10 @@ namespace moecached::shim {
 
 // The inserted tensors of one layer.
 struct SlotsNode {
-  ggml_tensor table = {};  // I32 {1, experts, tokens}, the same table for every token: nb[2] = 0
-  ggml_tensor rows = {};   // the node: I32 {1, columns, tokens}
-  ggml_tensor ids = {};    // a view of it, I32 {columns, tokens}
+  ggml_tensor table = {};    // I32 {1, experts, tokens}, the same table for every token: nb[2] = 0
+  ggml_tensor rows = {};     // the node: I32 {1, columns, tokens}
+  ggml_tensor fetched = {};  // the CONT, of the same shape
+  ggml_tensor ids = {};      // a view of the last of them, I32 {columns, tokens}
 };
 
 // What the tensors of a SlotsNode are made from.
@@ -58,6 +63,8 @@ struct SlotsKey {
   int64_t tokens;
   uint64_t slots;
   const void* slots_buffer;
+  uint64_t fetched;     // 0: no CONT
+  uint64_t generation;  // of the windows that are fetched into: what is captured names them
   auto operator<=>(const SlotsKey&) const = default;
 };
 
@@ -79,6 +86,17 @@ struct SlotsMemory {
   uint64_t address = 0;
   std::size_t bytes = 0;
   ggml_backend_buffer_t buffer = nullptr;
+  uint32_t n_scratch = 0;   // ids that the lane can fetch at once
+  uint64_t generation = 0;  // of the scratch slots; 0 without any
+};
+
+// One CONT, as the kernel in its place needs it.
+struct PlannedFetch {
+  uint64_t fetched = 0;  // where it writes
+  uint64_t slots = 0;
+  uint32_t n_ids = 0;
+  uint32_t layer = 0;  // with MOECACHED_GPU_BY_EXPERT
+  std::size_t share = 0;
 };
 
 class CudaPlan {
@@ -91,7 +109,8 @@ class CudaPlan {
     const GpuModel* model = nullptr;
     std::size_t n_rows = 0;
     std::size_t pitch_bytes = 0;
-    std::size_t slots_bytes() const { return n_rows * pitch_bytes; }
+    std::size_t n_fetchable = 0;  // of the rows: those of few tokens
+    std::size_t slots_bytes() const { return (n_rows + n_fetchable) * pitch_bytes; }
     std::vector<uint16_t>
         layers;             // of the rows worth logging: those with n_expert_used columns and the most tokens
     uint32_t n_tokens = 0;  // in each of these
@@ -117,6 +136,8 @@ class CudaPlan {
   // The host's graph with the plan's nodes. REQUIRES: is_for(host) and placed. Valid until the next find().
   ggml_cgraph graph(const ggml_cgraph& host);
   const std::vector<ggml_tensor*>& nodes() const { return nodes_; }
+  // In the order of `fetched`.
+  std::span<const PlannedFetch> fetches() const { return fetches_; }
 
  private:
   struct Row {
@@ -125,6 +146,9 @@ class CudaPlan {
     std::size_t share;
     std::size_t position;  // in the host's nodes, of its first operation
     std::size_t index;     // in the slots of the share
+    bool fetchable;
+    std::size_t fetched_index;  // the same for what is fetched
+    bool fetches;
     std::shared_ptr<SlotsNode> node;
   };
   struct Operation {
@@ -148,6 +172,7 @@ class CudaPlan {
   std::vector<Share> shares_;
   std::vector<SlotsMemory> placed_;  // by share
   std::vector<ggml_tensor*> nodes_;
+  std::vector<PlannedFetch> fetches_;
   bool is_new_ = true;
 };
 

@@ -22,6 +22,7 @@ constexpr uint32_t kGlobData = R_AARCH64_GLOB_DAT;
 
 struct Walk {
   std::span<const Replacement> replacements;
+  const void* only = nullptr;  // code of the one object to patch
   std::size_t patched = 0;
 };
 
@@ -37,8 +38,8 @@ bool is_runtime(std::string_view path) {
   return false;
 }
 
-bool contains_this_code(const dl_phdr_info& info) {
-  const auto here = reinterpret_cast<ElfW(Addr)>(&patch_imports);
+bool contains(const dl_phdr_info& info, const void* code) {
+  const auto here = reinterpret_cast<ElfW(Addr)>(code);
   for (int i = 0; i < info.dlpi_phnum; ++i) {
     const ElfW(Phdr)& segment = info.dlpi_phdr[i];
     const ElfW(Addr) begin = info.dlpi_addr + segment.p_vaddr;
@@ -130,21 +131,30 @@ void patch_table(const ElfW(Rela) * relocations, std::size_t bytes, const Tables
   }
 }
 
-int patch_object(dl_phdr_info* info, std::size_t, void* walk) {
-  if (is_runtime(info->dlpi_name) || contains_this_code(*info)) return 0;
+int patch_object(dl_phdr_info* info, std::size_t, void* argument) {
+  Walk& walk = *static_cast<Walk*>(argument);
+  const bool wanted =
+      walk.only != nullptr
+          ? contains(*info, walk.only)
+          : !is_runtime(info->dlpi_name) && !contains(*info, reinterpret_cast<const void*>(&patch_imports));
+  if (!wanted) return 0;
   const Tables tables = find_tables(*info);
   if (tables.symbols == nullptr || tables.strings == nullptr) return 0;
-  patch_table(tables.calls, tables.calls == nullptr ? 0 : tables.call_bytes, tables, *info,
-              *static_cast<Walk*>(walk));
-  patch_table(tables.data, tables.data == nullptr ? 0 : tables.data_bytes, tables, *info,
-              *static_cast<Walk*>(walk));
+  patch_table(tables.calls, tables.calls == nullptr ? 0 : tables.call_bytes, tables, *info, walk);
+  patch_table(tables.data, tables.data == nullptr ? 0 : tables.data_bytes, tables, *info, walk);
   return 0;
 }
 
 }  // namespace
 
 std::size_t patch_imports(std::span<const Replacement> replacements) {
-  Walk walk{replacements};
+  Walk walk{replacements, nullptr};
+  dl_iterate_phdr(patch_object, &walk);
+  return walk.patched;
+}
+
+std::size_t patch_imports_of(const void* code, std::span<const Replacement> replacements) {
+  Walk walk{replacements, code};
   dl_iterate_phdr(patch_object, &walk);
   return walk.patched;
 }

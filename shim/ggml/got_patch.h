@@ -21,6 +21,8 @@ struct Replacement {
 // Writes the replacements into every table slot bound to one of the symbols, in all loaded objects but the C
 // and C++ runtime and the object that contains this code. Returns how many slots now point to a replacement.
 std::size_t patch_imports(std::span<const Replacement> replacements);
+// The same in the one object that contains `code`.
+std::size_t patch_imports_of(const void* code, std::span<const Replacement> replacements);
 
 }  // namespace moecached::shim
 #endif  // MOECACHED_SHIM_GGML_GOT_PATCH_H_

@@ -50,6 +50,10 @@ GpuWindows::GpuWindows(const GpuModel& model, const std::vector<std::unique_ptr<
     window.tensor.buffer = buffer_;
     window.tensor.data = reinterpret_cast<void*>(address);
     set_slots(window.tensor, tensor->is_bias, layer.n_slots, tensor->info.expert_bytes);
+    window.fetches = layer.n_slots_fetched > 0;
+    window.fetched = window.tensor;
+    if (window.fetches)
+      set_slots(window.fetched, tensor->is_bias, layer.n_slots_fetched, tensor->info.expert_bytes);
   }
 }
 

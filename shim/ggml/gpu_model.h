@@ -33,10 +33,12 @@ struct GpuWindow {
   uint32_t layer = 0;
   uint32_t n_expert_used = 0;
   int64_t n_experts = 0;
-  bool by_expert = false;   // its slots are experts, and are logged as such
-  bool whole = false;       // its slots are experts and stay so: nothing is looked up
-  uint64_t table = 0;       // CUdeviceptr of int32[n_experts]
-  ggml_tensor tensor = {};  // the shape of the original, its experts replaced by the slots of the window
+  bool by_expert = false;    // its slots are experts, and are logged as such
+  bool whole = false;        // its slots are experts and stay so: nothing is looked up
+  uint64_t table = 0;        // CUdeviceptr of int32[n_experts]
+  ggml_tensor tensor = {};   // the shape of the original, its experts replaced by the slots of the window
+  bool fetches = false;      // there are scratch slots behind the window
+  ggml_tensor fetched = {};  // with them
 };
 
 // An expert tensor as the host loaded it.

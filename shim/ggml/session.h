@@ -29,7 +29,8 @@ struct GraphCounters {
   std::atomic<uint64_t> waves{0};       // stream reads for those
   // On GPUs, where `graphs` counts the rewritten ones.
   std::atomic<uint64_t> gpu_computes{0};  // all graphs that a hooked backend was given
-  std::atomic<uint64_t> gpu_plans{0};  // graphs that were looked through: new, changed, or without a number
+  std::atomic<uint64_t> gpu_plans{0};    // graphs that were looked through: new, changed, or without a number
+  std::atomic<uint64_t> gpu_fetches{0};  // fetch kernels launched or captured
 };
 
 class Session {

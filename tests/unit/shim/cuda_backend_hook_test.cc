@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
 #include "shim/ggml/session.h"
+#include "tests/unit/shim/fake_backend_copy.h"
 #include "tests/unit/shim/fake_client.h"
 #include "tests/unit/shim/mini_gpu.h"
 #include "tests/unit/shim/mini_host.h"
@@ -246,7 +248,7 @@ TEST_F(CudaBackendHookTest, GrowsTheSlotsAndPlacesOldPlansAnew) {
   ASSERT_EQ(run(token, 1), GGML_STATUS_SUCCESS);
   MiniGraph prompt;
   std::vector<std::vector<int32_t>> rows;
-  for (int32_t i = 0; i < 64; ++i) rows.push_back({i % 7, (i + 3) % 7});
+  for (int32_t i = 0; i < 128; ++i) rows.push_back({i % 7, (i + 3) % 7});
   const auto prompt_results = build(prompt, *served_, rows);
   fake_daemon().calls.clear();
   ASSERT_EQ(run(prompt, 2), GGML_STATUS_SUCCESS);
@@ -330,6 +332,91 @@ TEST_F(CudaBackendHookTest, ComputesATensorThatWasLoadedLater) {
   ASSERT_EQ(run(second, 2), GGML_STATUS_SUCCESS);
   EXPECT_EQ(values(results), expected(kToken));
   EXPECT_EQ(fake_daemon().open_models, 1u);
+}
+
+class CudaFetchInGraphsTest : public CudaBackendHookTest {
+ protected:
+  // Runs tokens until the lane has its scratch slots and uses them.
+  void use_scratch(uint32_t slots = 8) {
+    FakeBackendCopy::hooked();
+    fake_daemon().scratch_slots = slots;
+    MiniGraph graph;
+    build(graph, *served_, kToken);
+    for (int i = 0; i < 20; ++i) ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+    fake_daemon().fetches.clear();
+    fake_daemon().submits.clear();
+  }
+};
+
+TEST_F(CudaFetchInGraphsTest, AsksForScratchSlotsBehindTheFirstTokens) {
+  FakeBackendCopy::hooked();
+  fake_daemon().scratch_slots = 8;
+  MiniGraph graph;
+  build(graph, *served_, kToken);
+  for (int i = 0; i < 16; ++i) ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(std::count(fake_daemon().calls.begin(), fake_daemon().calls.end(), "scratch"), 0)
+      << "the host's own memory comes first";
+  for (int i = 0; i < 16; ++i) ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(std::count(fake_daemon().calls.begin(), fake_daemon().calls.end(), "scratch"), 1);
+  EXPECT_EQ(fake_daemon().fetches.size(), 15 * kLayers);
+}
+
+TEST_F(CudaFetchInGraphsTest, ComputesTheSameBytesFromWhatWasFetched) {
+  use_scratch();
+  MiniGraph graph;
+  const auto results = build(graph, *served_, kToken);
+  ASSERT_EQ(run(graph, 80), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(values(results), expected(kToken));
+  EXPECT_EQ(fake_daemon().fetches.size(), kLayers);
+  EXPECT_EQ(fake_daemon().submits.at(0).slots, (std::vector<std::vector<int32_t>>{{5, 8}, {4, 7}}))
+      << "the log names slots of the table, not scratch slots";
+  fake_daemon().spoil_fetch = true;
+  ASSERT_EQ(run(graph, 80), GGML_STATUS_SUCCESS);
+  EXPECT_NE(values(results), expected(kToken)) << "what was fetched is not what was computed with";
+}
+
+TEST_F(CudaFetchInGraphsTest, FetchesForAFewTokensAndNotForPrompts) {
+  use_scratch();
+  MiniGraph few;
+  const std::vector<std::vector<int32_t>> tokens = {{4, 1}, {1, 3}, {0, 6}, {4, 6}};
+  const auto few_results = build(few, *served_, tokens);
+  ASSERT_EQ(run(few, 81), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(values(few_results), expected(tokens));
+  EXPECT_EQ(fake_daemon().fetches.size(), kLayers);
+  MiniGraph more;
+  const std::vector<std::vector<int32_t>> five = {{4, 1}, {1, 3}, {0, 6}, {4, 6}, {2, 3}};
+  const auto more_results = build(more, *served_, five);
+  ASSERT_EQ(run(more, 82), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(values(more_results), expected(five));
+  MiniGraph prompt;
+  const auto prompt_results = build(prompt, *served_, kPrompt);
+  ASSERT_EQ(run(prompt, 83), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(values(prompt_results), expected(kPrompt));
+  EXPECT_EQ(fake_daemon().fetches.size(), kLayers) << "10 ids do not fit into 8 scratch slots";
+}
+
+TEST_F(CudaFetchInGraphsTest, AsksAgainWhenTheWindowsMoved) {
+  use_scratch();
+  fake_daemon().gpu_gap = 6;
+  fake_daemon().move_gpu_windows();
+  MiniGraph graph;
+  const auto results = build(graph, *served_, kToken);
+  ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(values(results), expected(kToken));
+  EXPECT_TRUE(fake_daemon().fetches.empty()) << "into the old ones";
+  ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(values(results), expected(kToken));
+  EXPECT_EQ(fake_daemon().fetches.size(), kLayers);
+  EXPECT_EQ(mini_.uids.back(), 0u) << "stock must capture anew";
+}
+
+TEST_F(CudaFetchInGraphsTest, GoesOnInPlaceWhenTheKernelCannotBeLaunched) {
+  use_scratch();
+  fake_daemon().fetch_status = MOECACHED_E_SYSTEM;
+  MiniGraph graph;
+  const auto results = build(graph, *served_, kToken);
+  ASSERT_EQ(run(graph, 84), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(values(results), expected(kToken));
 }
 
 TEST_F(CudaBackendHookTest, ClosesItsLanesWhenTheStreamIsIdle) {

@@ -40,6 +40,9 @@ class CudaPlanTest : public ::testing::Test {
     window.tensor = *tensor;
     window.tensor.ne[bias ? 1 : 2] = kSlots;
     window.tensor.buffer = buffer(1);
+    window.fetches = true;
+    window.fetched = window.tensor;
+    window.fetched.ne[bias ? 1 : 2] = kSlots + 9;
     return tensor;
   }
   static ggml_backend_buffer_t buffer(std::size_t number) {
@@ -58,10 +61,11 @@ class CudaPlanTest : public ::testing::Test {
       return found == windows_.end() ? nullptr : &found->second;
     });
   }
-  void place(uint64_t address = 0x100000) {
+  void place(uint64_t address = 0x100000, uint32_t n_scratch = 0, uint64_t generation = 0) {
     memory_.clear();
     for (std::size_t i = 0; i < plan_.shares().size(); ++i) {
-      memory_.push_back({address + i * 0x10000, plan_.shares()[i].slots_bytes(), buffer(2)});
+      memory_.push_back(
+          {address + i * 0x10000, plan_.shares()[i].slots_bytes(), buffer(2), n_scratch, generation});
     }
     plan_.place(memory_, pool_);
   }
@@ -258,6 +262,58 @@ TEST_F(CudaPlanTest, HidesTheNumberFromStockOnceAfterEachPlacing) {
     EXPECT_EQ(plan_.graph(graph).uid, 0u) << "stock may have captured other addresses under this number";
     EXPECT_EQ(plan_.graph(graph).uid, graph.uid);
   }
+}
+
+TEST_F(CudaPlanTest, PutsACopyBehindTheLookUpForAFewTokens) {
+  ggml_tensor* routed = ids(kUsed, 3);
+  ggml_tensor* gate = graph_.mul_mat_id(weight(5), input(3), routed);
+  const ggml_tensor* gate_weight = gate->src[0];
+  find(graph_.graph());
+  EXPECT_EQ(plan_.shares()[0].n_fetchable, 1u);
+  place(0x40000, 6, 11);
+  ASSERT_EQ(plan_.nodes().size(), 3u);
+  const ggml_tensor& slots = *plan_.nodes()[0];
+  const ggml_tensor& copy = *plan_.nodes()[1];
+  EXPECT_EQ(copy.op, GGML_OP_CONT);
+  EXPECT_EQ(copy.src[0], &slots);
+  EXPECT_NE(copy.flags & GGML_TENSOR_FLAG_COMPUTE, 0);
+  EXPECT_EQ((std::array{copy.ne[0], copy.ne[1], copy.ne[2]}), (std::array<int64_t, 3>{1, kUsed, 3}));
+  EXPECT_EQ(copy.data, reinterpret_cast<void*>(0x40000 + 256));
+  ASSERT_EQ(plan_.fetches().size(), 1u);
+  EXPECT_EQ(plan_.fetches()[0].fetched, 0x40000u + 256);
+  EXPECT_EQ(plan_.fetches()[0].slots, 0x40000u);
+  EXPECT_EQ(plan_.fetches()[0].n_ids, 6u);
+  EXPECT_EQ(plan_.fetches()[0].layer, 5u);
+  plan_.swap();
+  EXPECT_EQ(gate->src[0], &windows_[gate_weight].fetched);
+  EXPECT_EQ(gate->src[2]->data, copy.data);
+  plan_.restore();
+}
+
+TEST_F(CudaPlanTest, FetchesNothingWithoutScratchSlotsForAllIds) {
+  graph_.mul_mat_id(weight(0), input(3), ids(kUsed, 3));
+  graph_.mul_mat_id(weight(1), input(9), ids(kUsed, 9));
+  find(graph_.graph());
+  EXPECT_EQ(plan_.shares()[0].n_fetchable, 1u) << "nine tokens are a prompt";
+  for (const uint32_t n_scratch : {0u, 5u}) {
+    place(0x40000, n_scratch, 11);
+    EXPECT_EQ(plan_.nodes().size(), 4u);
+    EXPECT_TRUE(plan_.fetches().empty());
+  }
+  place(0x40000, 64, 11);
+  EXPECT_EQ(plan_.fetches().size(), 1u);
+}
+
+TEST_F(CudaPlanTest, MakesOtherNodesForOtherScratchSlots) {
+  graph_.mul_mat_id(weight(0), input(), ids());
+  find(graph_.graph());
+  place(0x1000, 8, 11);
+  const ggml_tensor before = *plan_.nodes()[1];
+  EXPECT_FALSE(
+      plan_.is_placed(std::array{SlotsMemory{0x1000, plan_.shares()[0].slots_bytes(), buffer(2), 8, 12}}));
+  place(0x1000, 8, 12);
+  EXPECT_NE(std::memcmp(&before, plan_.nodes()[1], sizeof before), 0)
+      << "stock would launch what it captured with the old windows";
 }
 
 TEST_F(CudaPlanTest, PutsEqualNodesAtEqualAddresses) {

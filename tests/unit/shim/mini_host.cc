@@ -1,5 +1,7 @@
 #include "tests/unit/shim/mini_host.h"
 
+#include "tests/unit/shim/fake_backend_copy.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -179,6 +181,9 @@ ggml_status MiniBackend::compute(ggml_backend_t backend, ggml_cgraph* graph) {
         break;
       case GGML_OP_GET_ROWS:
         get_rows(node);
+        break;
+      case GGML_OP_CONT:  // as ggml-cuda does it
+        FakeBackendCopy::hooked().copy(node.data, node.src[0]->data, bytes_of(node), self);
         break;
       case GGML_OP_MUL_MAT_ID:
         multiply(node);

@@ -169,8 +169,11 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
   entry.candidates.clear();
 }
 
-// Random promotions as fast as the link takes them.
+// Random promotions as fast as the link takes them; half of the slots rest meanwhile, so that they are read.
 void GpuService::churn(Entry& entry) {
+  std::uint32_t n_slots = 0;
+  for (const std::uint32_t n : entry.model->n_slots()) n_slots += n;
+  const std::uint32_t most = std::min<std::uint32_t>(kPromotionsMax, std::max(1u, n_slots / 2));
   auto random = [this] {
     churn_state_ ^= churn_state_ << 13;
     churn_state_ ^= churn_state_ >> 7;
@@ -178,7 +181,7 @@ void GpuService::churn(Entry& entry) {
     return churn_state_;
   };
   const auto n_layers = static_cast<std::uint32_t>(entry.all_resident.size());
-  for (int tries = 0; tries < 200 && entry.promotions < kPromotionsMax; ++tries) {
+  for (int tries = 0; tries < 200 && entry.promotions < most; ++tries) {
     const LayerIndex layer(static_cast<std::uint32_t>(random() % n_layers));
     const ExpertIndex expert(
         static_cast<std::uint32_t>(random() % entry.model->layout().layers[layer.value].n_experts));

@@ -133,10 +133,11 @@ class GpuClient {
   GpuClient& operator=(const GpuClient&) = delete;
 
   struct Outcome {
-    std::size_t slots = 0, device_slots = 0, wrong = 0;
+    std::size_t slots = 0, device_slots = 0, fetched = 0, wrong = 0;
     Outcome& operator+=(const Outcome& other) {
       slots += other.slots;
       device_slots += other.device_slots;
+      fetched += other.fetched;
       wrong += other.wrong;
       return *this;
     }
@@ -160,8 +161,9 @@ class GpuClient {
           .push_back(static_cast<std::uint16_t>(layer | (info.by_expert != 0 ? MOECACHED_GPU_BY_EXPERT : 0)));
       const auto* table = reinterpret_cast<const std::int32_t*>(info.table);
       const std::uint32_t start = static_cast<std::uint32_t>(random());
+      const auto expert_at = [&](std::uint32_t k) { return first + (start + k) % span; };
       for (std::uint32_t k = 0; k < kTopK; ++k) {
-        const std::uint32_t expert = first + (start + k) % span;
+        const std::uint32_t expert = expert_at(k);
         const std::int32_t slot =
             whole ? static_cast<std::int32_t>(expert) : __atomic_load_n(table + expert, __ATOMIC_ACQUIRE);
         if (!whole) slots_[row * kTopK + k] = slot;
@@ -169,6 +171,21 @@ class GpuClient {
         if (info.by_expert == 0 && slot < static_cast<std::int32_t>(kExperts)) ++out.device_slots;
         if (slot < 0 || slot >= static_cast<std::int32_t>(info.n_slots) ||
             !holds(layer, info.n_parts, expert, slot))
+          ++out.wrong;
+      }
+      if (!fetches_ || whole) continue;
+      std::int32_t fetched[kTopK];
+      const moecached_gpu_fetch fetch{
+          .stream = nullptr,
+          .slots = reinterpret_cast<std::uint64_t>(slots_.data() + row * kTopK),
+          .fetched = reinterpret_cast<std::uint64_t>(fetched),
+          .n_ids = kTopK,
+          .layer = layer | (info.by_expert != 0 ? std::uint32_t{MOECACHED_GPU_BY_EXPERT} : 0u)};
+      EXPECT_EQ(moecached_gpu_lane_fetch(lane_, &fetch), MOECACHED_OK) << moecached_last_error();
+      for (std::uint32_t k = 0; k < kTopK; ++k) {
+        if (fetched[k] != slots_[row * kTopK + k]) ++out.fetched;
+        if (fetched[k] < 0 || fetched[k] >= static_cast<std::int32_t>(info.n_slots_fetched) ||
+            !holds(layer, info.n_parts, expert_at(k), fetched[k]))
           ++out.wrong;
       }
     }
@@ -191,6 +208,12 @@ class GpuClient {
     Outcome out;
     for (int i = 0; i < n; ++i) out += graph(random, first, span);
     return out;
+  }
+  void fetch_from_now_on() {
+    std::uint32_t n_slots = 0;
+    EXPECT_EQ(moecached_gpu_lane_scratch(lane_, &n_slots), MOECACHED_OK) << moecached_last_error();
+    EXPECT_GE(n_slots, kTopK);
+    fetches_ = n_slots >= kTopK;
   }
   moecached_gpu_model* model() { return model_; }
   moecached_gpu_lane* lane() { return lane_; }
@@ -216,6 +239,7 @@ class GpuClient {
   moecached_gpu_lane* lane_ = nullptr;
   const CudaDriver* cu_ = nullptr;
   CUevent done_ = nullptr, logged_ = nullptr;
+  bool fetches_ = false;
   std::vector<std::int32_t> slots_;
   std::vector<std::byte> expected_;
 };
@@ -253,6 +277,11 @@ TEST_F(GpuDaemonTest, DeviceSlotsAreAddedBehindTheFirstGraphAndFilled) {
 TEST_F(GpuDaemonTest, EverySlotHoldsItsExpertWhileTheyAreSwappedUnderFourLanes) {
   const Variable churn("MOECACHED_TEST_CHURN");
   start(kSix);
+  GpuClient first(folder_, model_);
+  ASSERT_TRUE(eventually([&] {
+    EXPECT_EQ(first.graphs(9, 5).wrong, 0u);
+    return resident() > 0;
+  })) << "a loaded machine may take a second for the device slots";
   std::atomic<std::size_t> wrong = 0, slots = 0, device = 0;
   std::vector<std::thread> threads;
   for (std::uint32_t seed = 1; seed <= 4; ++seed) {
@@ -271,6 +300,20 @@ TEST_F(GpuDaemonTest, EverySlotHoldsItsExpertWhileTheyAreSwappedUnderFourLanes) 
   std::uint64_t evictions = 0;
   for (const LayerReport& layer : report().layers) evictions += layer.evictions;
   EXPECT_GT(evictions, 100u);
+}
+
+TEST_F(GpuDaemonTest, WhatIsFetchedIsRightWhileSlotsAreSwapped) {
+  const Variable churn("MOECACHED_TEST_CHURN");
+  start(kSix);
+  GpuClient client(folder_, model_);
+  EXPECT_EQ(client.graphs(1, 3).wrong, 0u);
+  client.fetch_from_now_on();
+  GpuClient::Outcome out;
+  EXPECT_TRUE(eventually([&] {
+    out += client.graphs(2, 50);
+    return out.device_slots > 1000 && out.fetched > 1000;
+  }));
+  EXPECT_EQ(out.wrong, 0u);
 }
 
 TEST_F(GpuDaemonTest, WithoutGracePeriodsTheSameReadersFindWrongBytes) {

@@ -53,6 +53,7 @@ class GpuIdentity(harness.HostTestCase):
                 layers = self.assert_on_gpu(run, daemon)
                 self.assertGreater(sum(layer["hits"] for layer in layers), 0, "no device slot was read")
                 if slots < EXPERTS:
+                    self.assertGreater(run.stats["gpu_fetches"], 0, "experts in RAM were read in place all the time")
                     self.assertGreater(sum(layer["evictions"] for layer in layers), 0, "nothing was swapped meanwhile")
                 self.assert_same(run, reference)
 
@@ -67,6 +68,28 @@ class GpuIdentity(harness.HostTestCase):
 
     def test_mxfp4(self):
         self.check(harness.requantized("mxfp4"))
+
+    def test_gpt_oss_with_biases(self):
+        self.check(harness.gpt_oss())
+
+    def test_experts_read_in_place(self):
+        reference = Host(harness.Q4_K, *SMALL, n_predict=96).finish()
+        with Daemon("--gpu-slots", "8", "--gpu-keep-free", "0", environment=CHURN) as daemon:
+            run = Host(harness.Q4_K, *SMALL, daemon=daemon, n_predict=96, environment={"MOECACHED_FETCH": "0"}).finish()
+            self.assert_on_gpu(run, daemon)
+            self.assertEqual(run.stats["gpu_fetches"], 0)
+            self.assert_same(run, reference)
+
+    def test_a_prompt_in_batches_of_2048(self):
+        prompt = LONG_PROMPT * 8
+        options = ("--batch", "2048", "--ubatch", "2048", "--ctx", "16384")
+        for model in (harness.Q4_K, harness.gpt_oss()):
+            reference = Host(model, *options, prompt=prompt, n_predict=32).finish()
+            for slots in (8, 32):
+                with self.subTest(model=model.name, slots=slots), Daemon("--gpu-slots", str(slots), "--gpu-keep-free", "0") as daemon:
+                    run = Host(model, *options, daemon=daemon, prompt=prompt, n_predict=32).finish()
+                    self.assert_on_gpu(run, daemon)
+                    self.assert_same(run, reference)
 
     def test_a_prompt_batch_before_device_slots_exist_is_stocks(self):
         reference = Host(harness.Q4_K, prompt=LONG_PROMPT, n_predict=64).finish()

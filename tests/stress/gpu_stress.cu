@@ -58,11 +58,11 @@ struct LayerView {  // what the kernels need of a layer
   const int* table;
   std::uint32_t n_experts;
   std::uint32_t n_parts;
-  std::uint32_t n_slots;
+  std::uint32_t n_slots;          // scratch slots included
   std::uint32_t first_host_slot;  // n_slots, if none is
   std::uint32_t all_resident;
   std::uint32_t by_expert;  // of the log: slots are experts in host memory
-  std::uint32_t expected;  // first checksum: expected[expert * n_parts + part]
+  std::uint32_t expected;   // first checksum: expected[expert * n_parts + part]
   const unsigned char* window[kPartsMax];
   Word expert_bytes[kPartsMax];
 };
@@ -74,7 +74,7 @@ struct Report {
 };
 
 struct Counters {
-  Word slot_reads, device_reads, host_reads, wrong, bad_slots;
+  Word slot_reads, device_reads, host_reads, fetched_reads, wrong, bad_slots;
   unsigned n_reports;
   Report reports[kReportsMax];
 };
@@ -82,6 +82,7 @@ struct Counters {
 struct EpochShape {
   Word seed, epoch, drift;
   std::uint32_t lane, first_layer, n_model_layers, n_tokens, top_k, pitch;  // pitch: ints of a row of slots
+  std::uint32_t first_row;                                                  // that read_slots reads
 };
 
 __host__ __device__ Word mix(Word x) {  // splitmix64
@@ -160,10 +161,11 @@ __global__ void pause_ns(Word ns) {
 // As MUL_MAT_ID of every part. Block (i, row): the i-th slot of a row.
 __global__ void read_slots(EpochShape shape, const LayerView* layers, const int* slots, const int* experts,
                            const Word* expected, Counters* counters) {
-  const std::uint32_t layer = layer_of(shape, blockIdx.y);
+  const std::uint32_t row = shape.first_row + blockIdx.y;
+  const std::uint32_t layer = layer_of(shape, row);
   const LayerView& view = layers[layer];
-  const int slot = slots[blockIdx.y * shape.pitch + blockIdx.x];
-  const std::uint32_t expert = static_cast<std::uint32_t>(experts[blockIdx.y * shape.pitch + blockIdx.x]);
+  const int slot = slots[row * shape.pitch + blockIdx.x];
+  const std::uint32_t expert = static_cast<std::uint32_t>(experts[row * shape.pitch + blockIdx.x]);
   if (slot < 0 || static_cast<std::uint32_t>(slot) >= view.n_slots) {
     if (threadIdx.x == 0) {
       atomicAdd(&counters->bad_slots, 1ull);
@@ -184,8 +186,10 @@ __global__ void read_slots(EpochShape shape, const LayerView* layers, const int*
   }
   if (threadIdx.x != 0) return;
   atomicAdd(&counters->slot_reads, 1ull);
-  atomicAdd(static_cast<std::uint32_t>(slot) < view.first_host_slot ? &counters->device_reads
-                                                                    : &counters->host_reads,
+  const std::uint32_t at = static_cast<std::uint32_t>(slot);
+  atomicAdd(at < view.first_host_slot                    ? &counters->device_reads
+            : at < view.first_host_slot + view.n_experts ? &counters->host_reads
+                                                         : &counters->fetched_reads,
             1ull);
   if (wrong) atomicAdd(&counters->wrong, 1ull);
 }
@@ -223,7 +227,7 @@ std::vector<LayerView> take_views(const Stress& stress) {
     view.table = reinterpret_cast<const int*>(info.table);
     view.n_experts = info.n_experts;
     view.n_parts = info.n_parts;
-    view.n_slots = info.n_slots;
+    view.n_slots = std::max(info.n_slots, info.n_slots_fetched);
     view.all_resident = info.all_resident;
     view.by_expert = info.by_expert;
     view.first_host_slot = info.all_resident != 0 ? info.n_slots : info.n_slots - info.n_experts;
@@ -298,7 +302,7 @@ void run_lane(Stress& stress, std::uint32_t index) {
   cudaStream_t stream = nullptr;
   CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   cudaEvent_t done[kInFlight], logged[kInFlight];
-  int *slots[kInFlight], *experts[kInFlight];
+  int *slots[kInFlight], *experts[kInFlight], *fetched[kInFlight];
   const std::uint32_t rows_max = std::min(stress.options.layers, stress.n_layers);
   const std::uint32_t pitch = kPrefillTokens * stress.top_k;
   for (std::uint32_t i = 0; i < kInFlight; ++i) {
@@ -306,11 +310,13 @@ void run_lane(Stress& stress, std::uint32_t index) {
     CUDA_OK(cudaEventCreateWithFlags(&logged[i], cudaEventDisableTiming));
     CUDA_OK(cudaMalloc(&slots[i], rows_max * pitch * sizeof(int)));
     CUDA_OK(cudaMalloc(&experts[i], rows_max * pitch * sizeof(int)));
+    CUDA_OK(cudaMalloc(&fetched[i], rows_max * pitch * sizeof(int)));
   }
   LayerView* views = nullptr;
   std::vector<LayerView> fresh;
   CUDA_OK(cudaMalloc(&views, stress.n_layers * sizeof(LayerView)));
   std::uint64_t generation = 0;
+  std::uint32_t n_scratch = 0;  // one of the lanes gets scratch slots, and fetches into them
   Word random = mix(index + 1);
   const auto next = [&random] { return random = mix(random); };
 
@@ -330,6 +336,7 @@ void run_lane(Stress& stress, std::uint32_t index) {
     // Behind begin(): what it found is in these infos.
     const std::uint64_t now = moecached_gpu_model_generation(stress.model);
     if (now != generation) {
+      if (moecached_gpu_lane_scratch(lane, &n_scratch) != MOECACHED_OK) die("scratch");
       // Asked for one by one: taken again until no other lane took over new shapes in between.
       do {
         generation = moecached_gpu_model_generation(stress.model);
@@ -353,15 +360,34 @@ void run_lane(Stress& stress, std::uint32_t index) {
     std::vector<std::uint16_t> layers(rows);
     for (std::uint32_t i = 0; i < rows; ++i) {
       const std::uint32_t layer = (shape.first_layer + i) % stress.n_layers;
-      layers[i] = static_cast<std::uint16_t>(layer | (fresh[layer].by_expert != 0 ? MOECACHED_GPU_BY_EXPERT : 0));
+      layers[i] =
+          static_cast<std::uint16_t>(layer | (fresh[layer].by_expert != 0 ? MOECACHED_GPU_BY_EXPERT : 0));
     }
 
     CUDA_OK(cudaStreamWaitEvent(stream, logged[turn], 0));  // this lane's log has read the buffer
     look_up<<<rows, kThreads, 0, stream>>>(shape, views, slots[turn], experts[turn]);
     if (stress.options.delay_us > 0)
       pause_ns<<<1, 1, 0, stream>>>(next() % (stress.options.delay_us * 1000ull));
-    read_slots<<<dim3(shape.n_tokens * shape.top_k, rows), kThreads, 0, stream>>>(
-        shape, views, slots[turn], experts[turn], stress.expected, stress.counters);
+    const std::uint32_t n_ids = shape.n_tokens * shape.top_k;
+    if (n_ids > n_scratch) {
+      read_slots<<<dim3(n_ids, rows), kThreads, 0, stream>>>(shape, views, slots[turn], experts[turn],
+                                                             stress.expected, stress.counters);
+    }
+    for (std::uint32_t row = 0; row < rows && n_ids <= n_scratch; ++row) {
+      // Layer by layer, as a graph does: they share the scratch slots. Those of an all-resident layer are
+      // looked up by nobody.
+      const bool whole = fresh[(shape.first_layer + row) % stress.n_layers].all_resident != 0;
+      moecached_gpu_fetch fetch{};
+      fetch.stream = stream;
+      fetch.slots = reinterpret_cast<std::uint64_t>(slots[turn] + row * pitch);
+      fetch.fetched = reinterpret_cast<std::uint64_t>(fetched[turn] + row * pitch);
+      fetch.n_ids = n_ids;
+      fetch.layer = layers[row];
+      if (!whole && moecached_gpu_lane_fetch(lane, &fetch) != MOECACHED_OK) die("fetch");
+      shape.first_row = row;
+      read_slots<<<n_ids, kThreads, 0, stream>>>(shape, views, whole ? slots[turn] : fetched[turn],
+                                                 experts[turn], stress.expected, stress.counters);
+    }
     CUDA_OK(cudaGetLastError());
     CUDA_OK(cudaEventRecord(done[turn], stream));
     moecached_gpu_submit submit{};
@@ -476,9 +502,9 @@ int main(int argc, char** argv) {
                 report.lane, report.epoch, report.layer, report.expert, report.part, report.slot, report.got,
                 report.want);
   }
-  std::printf("epochs %llu slot_reads %llu device %llu host %llu bad_slots %llu wrong %llu\n",
-              stress.epochs.load(), seen.slot_reads, seen.device_reads, seen.host_reads, seen.bad_slots,
-              seen.wrong);
+  std::printf("epochs %llu slot_reads %llu device %llu host %llu fetched %llu bad_slots %llu wrong %llu\n",
+              stress.epochs.load(), seen.slot_reads, seen.device_reads, seen.host_reads, seen.fetched_reads,
+              seen.bad_slots, seen.wrong);
   moecached_gpu_model_close(stress.model);
   moecached_session_close(stress.session);
   return seen.wrong == 0 && seen.slot_reads > 0 ? 0 : 1;

@@ -182,62 +182,64 @@ moecached_status GpuMapping::map_host_allocation(std::uint32_t part, UniqueFd me
   return import(&range, window.device_bytes, window.host_bytes, std::move(memory));
 }
 
-// CUDA maps a memfd only where the CPU sees it. So the addresses come from the kernel: a free range for the
-// whole window, of which the front is given back and at once reserved by CUDA.
+// CUDA maps a memfd only where the CPU sees it, and reserves addresses where it likes: a hint among those
+// that the kernel gives out is rounded to 32 MiB. So CUDA shows a hole that the whole window fits into; its
+// front is reserved again, and the memfd is mapped right behind. *taken: somebody else is there.
+moecached_status GpuMapping::map_memfd_behind(const moecached_shm_window& window, const UniqueFd& memory,
+                                              int protection, Range* range, bool* taken) {
+  const std::uint64_t bytes = window.device_bytes + window.host_bytes;
+  CUdeviceptr hole = 0;
+  if (const auto status = check_cuda(cuda().cuMemAddressReserve(&hole, bytes, layout_.gpu.granularity, 0, 0),
+                                     "reserve addresses for a window")) {
+    return status;
+  }
+  cuda().cuMemAddressFree(hole, bytes);
+  range->address = hole;
+  if (window.device_bytes > 0) {
+    if (const auto status = check_cuda(cuda().cuMemAddressReserve(&range->address, window.device_bytes,
+                                                                  layout_.gpu.granularity, hole, 0),
+                                       "reserve addresses for a window")) {
+      return status;
+    }
+    range->reserved_bytes = window.device_bytes;
+  }
+  void* const behind =
+      reinterpret_cast<void*>(static_cast<std::uintptr_t>(range->address + window.device_bytes));
+  void* const mapped =
+      ::mmap(behind, window.host_bytes, protection, MAP_SHARED | MAP_FIXED_NOREPLACE, memory.get(), 0);
+  *taken =
+      mapped == MAP_FAILED ? errno == EEXIST : mapped != behind;  // kernels before 4.17 take it for a hint
+  if (mapped != MAP_FAILED) range->memory = Mapping(mapped, window.host_bytes);
+  if (mapped != MAP_FAILED || *taken) return MOECACHED_OK;
+  return fail(MOECACHED_E_SYSTEM, "cannot map %llu bytes of the daemon's RAM: %s",
+              static_cast<unsigned long long>(window.host_bytes), error_name(errno));
+}
+
 moecached_status GpuMapping::map_host_memfd(std::uint32_t part, const UniqueFd& memory) {
   const moecached_shm_window& window = layout_.windows[part];
   Range& range = windows_[part];
   if (const auto status = check_size(memory, window.host_bytes, "host part of a window")) return status;
-  const std::uint64_t granularity = layout_.gpu.granularity;
-  std::vector<Range::Piece> elsewhere;  // kept until the end, so that CUDA does not answer with them again
-  std::byte* host = nullptr;
-  for (int attempt = 0; attempt < kAdjacencyAttempts && host == nullptr; ++attempt) {
-    const std::uint64_t bytes = window.device_bytes + window.host_bytes + granularity;
-    Mapping free(::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0),
-                 bytes);
-    if (!free.valid()) break;
-    std::byte* const begin = as_address(free.data()) % granularity == 0
-                                 ? free.data()
-                                 : free.data() + (granularity - as_address(free.data()) % granularity);
-    std::byte* const middle = begin + window.device_bytes;
-    std::byte* const end = middle + window.host_bytes;
-    Mapping whole(std::move(free));
-    // From here on only [middle, end) is this object's.
-    if (begin > whole.data()) ::munmap(whole.data(), static_cast<std::size_t>(begin - whole.data()));
-    if (whole.data() + bytes > end) ::munmap(end, static_cast<std::size_t>(whole.data() + bytes - end));
-    if (window.device_bytes > 0) ::munmap(begin, window.device_bytes);
-    whole.release();
-    Mapping behind(middle, window.host_bytes);
-    if (window.device_bytes > 0) {
-      CUdeviceptr got = 0;
-      if (const auto status = check_cuda(
-              cuda().cuMemAddressReserve(&got, window.device_bytes, granularity, as_address(begin), 0),
-              "reserve addresses for a window")) {
-        for (const auto& piece : elsewhere) cuda().cuMemAddressFree(piece.address, piece.bytes);
-        return status;
-      }
-      if (got != as_address(begin)) {
-        elsewhere.push_back({got, window.device_bytes});
-        continue;
-      }
-      range.reserved_bytes = window.device_bytes;
+  const bool read_only = context_->attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) != 0;
+  const int protection = read_only ? PROT_READ : PROT_READ | PROT_WRITE;
+  std::vector<Range> elsewhere;  // kept until the end, so that CUDA does not answer with them again
+  moecached_status found = MOECACHED_OK;
+  bool taken = true;
+  for (int attempt = 0; attempt < kAdjacencyAttempts && taken && found == MOECACHED_OK; ++attempt) {
+    Range candidate;
+    found = map_memfd_behind(window, memory, protection, &candidate, &taken);
+    if (found == MOECACHED_OK && !taken) {
+      range = std::move(candidate);
+    } else {
+      elsewhere.push_back(std::move(candidate));
     }
-    range.address = as_address(begin);
-    range.memory = std::move(behind);
-    host = middle;
   }
-  for (const auto& piece : elsewhere) cuda().cuMemAddressFree(piece.address, piece.bytes);
-  if (host == nullptr) {
+  for (Range& candidate : elsewhere) release(candidate);
+  if (found != MOECACHED_OK) return found;
+  if (taken) {
     return fail(MOECACHED_E_SYSTEM, "CUDA gives no addresses in front of %llu bytes of RAM for a window",
                 static_cast<unsigned long long>(window.host_bytes));
   }
-  // Over addresses that are ours, so MAP_FIXED replaces nothing of anyone else.
-  const bool read_only = context_->attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) != 0;
-  if (::mmap(host, window.host_bytes, read_only ? PROT_READ : PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-             memory.get(), 0) == MAP_FAILED) {
-    return fail(MOECACHED_E_SYSTEM, "cannot map %llu bytes of the daemon's RAM: %s",
-                static_cast<unsigned long long>(window.host_bytes), error_name(errno));
-  }
+  std::byte* const host = range.memory.data();
   (void)::madvise(host, window.host_bytes, MADV_DONTDUMP);  // advice only
   const unsigned flags = CU_MEMHOSTREGISTER_DEVICEMAP | (read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0u);
   if (const auto status = HostRegistration::open(context_, range.memory, flags, &range.registration)) {

@@ -79,6 +79,8 @@ class GpuMapping {
   moecached_status map_host_parts(Connection& connection, std::uint32_t host_memory);
   moecached_status map_host_allocation(std::uint32_t part, UniqueFd memory);
   moecached_status map_host_memfd(std::uint32_t part, const UniqueFd& memory);
+  moecached_status map_memfd_behind(const moecached_shm_window& window, const UniqueFd& memory,
+                                    int protection, Range* range, bool* taken);
   moecached_status register_lanes(Connection& connection);
   moecached_status import(Range* range, std::uint64_t offset, std::uint64_t bytes, UniqueFd memory);
   static void release(Range& range) noexcept;

@@ -268,6 +268,7 @@ void Core::answer_stream(Lane& lane, std::uint32_t half, std::uint32_t seq, Gran
 
 void Core::grant(Lane& lane, std::uint32_t seq, GrantStatus status) {
   lane.lease_pending = false;
+  lane.stalled_since_ns = 0;  // from here on it may begin
   lane.words->lease_status = static_cast<std::uint32_t>(status);
   std::atomic_ref(lane.words->lease_done).store(seq, std::memory_order_release);
   futex_wake(&lane.words->lease_done);
@@ -359,37 +360,6 @@ bool Core::waiting_on_lanes() const {
     }
   }
   return false;
-}
-
-// A lane that keeps an eviction waiting and does not move (a stopped process) must not hold up the others for
-// as long as it likes: the expert that it may be using goes back into its slot and is kept for it, and
-// whoever wanted the slot gets another.
-void Core::watch_stalls() {
-  if (grace_.empty()) return;
-  const std::uint64_t now = monotonic_ns();
-  stalled_.clear();
-  grace_.for_each_wait([&](std::uint64_t key, const GraceTicket& ticket) {
-    Lane* lane = find_lane(key);
-    if (lane == nullptr) return;
-    const std::uint64_t begun = std::atomic_ref(lane->words->begun).load(std::memory_order_relaxed);
-    if (lane->stalled_since_ns == 0 || lane->stalled_begun != begun) {
-      lane->stalled_since_ns = now;
-      lane->stalled_begun = begun;
-    } else if (now - lane->stalled_since_ns > kStallAfterNs) {
-      stalled_.emplace_back(key, ticket);
-    }
-  });
-  for (const auto& [key, ticket] : stalled_) {
-    Lane* lane = find_lane(key);
-    if (brain_.undo_eviction(ticket.model, ticket.layer, ticket.slot, ticket.expert)) {
-      grace_.forget(ticket);
-      carry_out_commands();
-    }
-    if (lane != nullptr && lane->use_epoch == lane->stalled_begun >> 16) {
-      brain_.hold(lane->id, lane->use_layer, lane->use_ids, lane->use_epoch);
-      carry_out_commands();
-    }
-  }
 }
 
 Core::Lane* Core::find_lane(std::uint64_t key) {

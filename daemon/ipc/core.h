@@ -100,7 +100,7 @@ class Core {
  private:
   // epoll user data: what woke the loop; the session's id lies above the two bits.
   enum : std::uint64_t { kWakePost = 0, kWakeSsd = 1, kWakeDoorbell = 2, kWakePidfd = 3 };
-  // A lane that keeps others waiting in one epoch for this long counts as stalled.
+  // A lane that keeps others waiting for this long, and neither begins nor ends an epoch, counts as stalled.
   static constexpr std::uint64_t kStallAfterNs = 100'000'000;
   struct Lane {
     std::uint64_t key = 0;  // session id * lanes + index
@@ -138,6 +138,8 @@ class Core {
   void handle_stream(SessionState& state, Lane& lane, const LaneMessage& message);
   void advance_epochs();
   void watch_stalls();
+  [[nodiscard]] static bool has_stalled(Lane& lane, std::uint64_t now);
+  [[nodiscard]] std::span<const ExpertIndex> may_use(const Lane& lane, LayerIndex layer);
   void carry_out_commands();
   void finish_stream(const ReadTable::StreamDone& done);
   static void answer_stream(Lane& lane, std::uint32_t half, std::uint32_t seq, GrantStatus status);
@@ -188,6 +190,7 @@ class Core {
   std::vector<GraceTicket> tickets_, grace_done_;
   std::vector<GraceLane> grace_lanes_;
   std::vector<std::pair<std::uint64_t, GraceTicket>> stalled_;
+  std::vector<ExpertIndex> all_experts_;
 };
 
 }  // namespace moecached

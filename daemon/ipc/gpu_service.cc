@@ -218,8 +218,7 @@ void GpuService::watch_stalls(std::uint64_t now_ns) {
   });
   for (const GraceTicket& ticket : stalled) {
     // Nobody waits for the newcomer: it gets no other slot, whose eviction would wait for the same lane.
-    if (!brain_.undo_eviction(ticket.model, ticket.layer, ticket.slot, ticket.expert, Brain::Undo::kCancel))
-      continue;
+    if (!brain_.cancel_eviction({ticket.model, ticket.layer, ticket.slot, ticket.expert})) continue;
     grace_.forget(ticket);
     carry_out_commands();
   }

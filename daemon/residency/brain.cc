@@ -133,6 +133,7 @@ void Brain::lane_opened(LaneId id, ModelId model_id) {
 void Brain::lane_closed(LaneId id) {
   LaneState& lane = state_->open_lane(id);
   state_->drop(id);
+  state_->drop_holds(id, UINT64_MAX);
   --lane.model->n_open_lanes;
   lane.is_open = false;
   lane.model = nullptr;
@@ -173,6 +174,7 @@ void Brain::epoch_completed(LaneId id, std::uint64_t completed) {
   lane.completed = std::max(lane.completed, completed);
   // One that is not granted yet stays: its lane waits for the answer.
   if (lane.lease.state == LeaseState::kGranted && lane.lease.epoch <= lane.completed) state_->drop(id);
+  state_->drop_holds(id, lane.completed);
 }
 
 double Brain::promotion_gain(ModelId id, LayerIndex layer, ExpertIndex expert) {
@@ -197,41 +199,6 @@ void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {
   State::layer_of(*model, layer).table.grace_done(slot, state_->commands);
 }
 
-bool Brain::undo_eviction(ModelId id, LayerIndex layer_index, SlotIndex slot, ExpertIndex old_expert,
-                          Undo how) {
-  ModelState* model = state_->find_model(id);
-  if (model == nullptr) return false;
-  LayerState& layer = State::layer_of(*model, layer_index);
-  ExpertIndex coming;
-  const LayerTable::Undo undo =
-      layer.table.undo_eviction(slot, old_expert, how == Undo::kMove, &coming, state_->commands);
-  if (undo == LayerTable::Undo::kIgnored) return false;
-  if (undo == LayerTable::Undo::kNoRoom) {
-    state_->refuse_waiting(layer, coming);
-  } else {
-    state_->serve_queue(layer);
-  }
-  return true;
-}
-
-void Brain::hold(LaneId id, LayerIndex layer_index, std::span<const ExpertIndex> experts,
-                 std::uint64_t epoch) {
-  LaneState& lane = state_->open_lane(id);
-  Lease& lease = lane.lease;
-  if (lease.state != LeaseState::kNone || epoch <= lane.completed) return;
-  LayerState& layer = State::layer_of(*lane.model, layer_index);
-  lease.experts.clear();
-  for (ExpertIndex expert : experts) {
-    if (layer.table.is_resident(expert) && lease.experts.size() < layer.table.n_slots())
-      lease.experts.push_back(expert);
-  }
-  if (lease.experts.empty()) return;
-  lease.layer = layer_index;
-  lease.epoch = epoch;
-  layer.table.admit(lease.experts, 0, state_->commands);
-  lease.state = LeaseState::kGranted;
-}
-
 void Brain::read_done(ModelId id, LayerIndex layer_index, SlotIndex slot, ReadOutcome outcome) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return;
@@ -250,14 +217,6 @@ std::span<const Command> Brain::take_commands() {
 // ---------------------------------------------------------------------------------------------------------
 // views Those of a model that is not there are empty: who asks may have learnt of the model before it was
 // removed.
-
-bool Brain::has_lease_until(LaneId id, std::uint64_t* epoch) const {
-  if (id.value >= state_->lanes.size()) return false;
-  const Lease& lease = state_->lanes[id.value].lease;
-  if (lease.state != LeaseState::kGranted) return false;
-  if (epoch != nullptr) *epoch = lease.epoch;
-  return true;
-}
 
 std::span<const LayerCounters> Brain::counters(ModelId id) const {
   const ModelState* model = state_->find_model(id);

@@ -36,12 +36,13 @@ struct ModelShape {
 };
 
 enum class ReadOutcome : std::uint8_t { kOk, kIoError, kModelChanged };
-enum class GrantStatus : std::uint8_t {
+enum class GrantStatus : std::uint8_t {  // = moecached_grant_status
   kOk = 0,
   kIoError = 1,
   kModelChanged = 2,
-  kRefused = 3
-};  // = moecached_grant_status
+  kRefused = 3,  // more experts than slots
+  kNoRoom = 4    // stalled lanes keep too many slots of the layer
+};
 
 enum class CommandKind : std::uint8_t { kUnpublish, kRead, kPublish, kGrant };
 
@@ -54,6 +55,14 @@ struct Command {
   SlotIndex slot;         // all but kGrant
   LaneId lane;            // kGrant
   std::uint32_t seq = 0;  // kGrant
+};
+
+// What an undone eviction takes back: `leaving` was to make room in the slot.
+struct Eviction {
+  ModelId model;
+  LayerIndex layer;
+  SlotIndex slot;
+  ExpertIndex leaving;
 };
 
 struct LayerCounters {
@@ -98,26 +107,35 @@ class Brain {
   [[nodiscard]] double promotion_gain(ModelId model, LayerIndex layer, ExpertIndex expert);
   bool promote(ModelId model, LayerIndex layer, ExpertIndex expert);
   void grace_done(ModelId model, LayerIndex layer, SlotIndex slot);
-  // Instead of grace_done, when a lane that may use the slot has stalled in its epoch: the old expert stays
-  // where it is (kPublish), the one that was to come gets another slot, or the leases that wait for it are
-  // refused. Returns false, and changes nothing, when the slot is not being emptied or the old expert is on
-  // its way elsewhere.
-  // kCancel: the newcomer, which no lease may wait for, gets no other slot.
-  enum class Undo : std::uint8_t { kMove, kCancel };
-  bool undo_eviction(ModelId model, LayerIndex layer, SlotIndex slot, ExpertIndex old_expert,
-                     Undo undo = Undo::kMove);
-  // The lane has stalled in `epoch` and uses these: those resident are kept for it, as by a granted lease,
-  // until epoch_completed. Does nothing when the lane has a lease.
+
+  // -- events of lanes that do not move (a stopped process). Others must neither take what such a lane may be
+  // using nor wait for it: what it holds counts as slots that the layer does not have, until epoch_completed.
+  // A lease that does not fit beside it is answered with kNoRoom, at once; one that does waits for the
+  // others.
+  //
+  // The lane has stalled in `epoch` and may be using these: those resident are kept. Adds to earlier holds.
   void hold(LaneId lane, LayerIndex layer, std::span<const ExpertIndex> experts, std::uint64_t epoch);
+  // The same for what its granted lease names. REQUIRES: blocks_others.
+  void hold_lease(LaneId lane);
+  // Instead of grace_done, when the lane has stalled in `epoch` and may use the slot: the old expert goes
+  // back (kPublish) and is held, the one that was to come gets another slot, or the leases that wait for it
+  // queue again. Returns false, and changes nothing, when the slot is not being emptied or the old expert is
+  // on its way elsewhere.
+  bool undo_eviction(const Eviction& eviction, LaneId lane, std::uint64_t epoch);
+  // Where nobody leases: the old expert goes back, the newcomer gets no other slot.
+  bool cancel_eviction(const Eviction& eviction);
+
   void read_done(ModelId model, LayerIndex layer, SlotIndex slot, ReadOutcome outcome);
 
   // -- commands of the events so far, oldest first; the span is valid until the next event. Clears them.
   [[nodiscard]] std::span<const Command> take_commands();
 
   // -- views
-  [[nodiscard]] bool has_lease_until(LaneId lane,
-                                     std::uint64_t* epoch) const;              // granted and not yet released
-  [[nodiscard]] std::span<const LayerCounters> counters(ModelId model) const;  // one per layer
+  // A granted lease or a hold, not yet released; of several, the epoch that ends first.
+  [[nodiscard]] bool has_lease_until(LaneId lane, std::uint64_t* epoch) const;
+  // Its granted lease keeps slots of a layer in which leases wait, and is not held yet.
+  [[nodiscard]] bool blocks_others(LaneId lane) const;
+  [[nodiscard]] std::span<const LayerCounters> counters(ModelId model) const;   // one per layer
   [[nodiscard]] std::uint32_t resident(ModelId model, LayerIndex layer) const;  // slots
   [[nodiscard]] std::uint32_t coming(ModelId model) const;  // experts that wait for a slot or are being read
   [[nodiscard]] std::string policy(ModelId model) const;

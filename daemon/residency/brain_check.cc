@@ -47,12 +47,24 @@ void Brain::check_invariants() const {
 
     for (std::uint32_t i = 0; i < model->layers.size(); ++i) {
       const LayerState& layer = model->layers[i];
-      std::vector<std::uint32_t> pins(layer.table.n_experts());
+      LayerTable::Pins pins;
+      pins.all.resize(layer.table.n_experts());
+      pins.held.resize(layer.table.n_experts());
       for (const LaneState& lane : state.lanes) {
+        if (lane.model == model.get()) {
+          for (const Hold& hold : lane.holds) {
+            if (hold.layer != LayerIndex(i)) continue;
+            CHECK(hold.epoch > lane.completed && !hold.experts.empty());
+            for (ExpertIndex expert : hold.experts) {
+              ++pins.all[expert.value];
+              ++pins.held[expert.value];
+            }
+          }
+        }
         const Lease& lease = lane.lease;
         if (lane.model != model.get() || lease.layer != LayerIndex(i)) continue;
         if (lease.state != LeaseState::kLoading && lease.state != LeaseState::kGranted) continue;
-        for (ExpertIndex expert : lease.experts) ++pins[expert.value];
+        for (ExpertIndex expert : lease.experts) ++pins.all[expert.value];
         const std::uint32_t n_absent = layer.table.count_absent(lease.experts);
         if (lease.state == LeaseState::kGranted) {
           CHECK(n_absent == 0);
@@ -70,13 +82,18 @@ void Brain::check_invariants() const {
       if (!layer.queue.empty()) {
         CHECK(!layer.table.can_admit(state.lanes[layer.queue.front().value].lease.experts));
       }
+      // Nor does anybody wait for a stalled lane.
+      for (std::uint32_t at = layer.queue.first(); at != LaneList::kNone;
+           at = LaneList::next(state.links, at)) {
+        CHECK(layer.table.fits_beside_held(state.lanes[at].lease.experts));
+      }
     }
   }
   std::size_t n_waiting = 0, n_open_flags = 0;
   for (const LaneState& lane : state.lanes) {
     if (lane.is_open) ++n_open_flags;
     CHECK(lane.is_open == (lane.model != nullptr));
-    CHECK(lane.is_open || lane.lease.state == LeaseState::kNone);
+    CHECK(lane.is_open || (lane.lease.state == LeaseState::kNone && lane.holds.empty()));
     if (lane.lease.state == LeaseState::kQueued || lane.lease.state == LeaseState::kLoading) ++n_waiting;
   }
   CHECK(n_waiting == n_listed);

@@ -30,6 +30,13 @@ struct Lease {
   std::vector<ExpertIndex> experts;  // capacity: the largest n_slots of the model
 };
 
+// What a stalled lane keeps until `epoch` is completed, whatever becomes of its lease.
+struct Hold {
+  LayerIndex layer;
+  std::uint64_t epoch = 0;
+  std::vector<ExpertIndex> experts;  // distinct, resident
+};
+
 struct LayerState {
   LayerTable table;
   LaneList queue;    // lanes whose lease is kQueued, served in this order
@@ -51,6 +58,7 @@ struct LaneState {
   ModelState* model = nullptr;
   std::uint64_t completed = 0;  // newest epoch reported
   Lease lease;
+  std::vector<Hold> holds;  // empty but for a stalled lane; at most one per layer
 };
 
 struct Brain::State {
@@ -59,6 +67,7 @@ struct Brain::State {
   std::vector<LaneLink> links;  // one per lane, for the lists of the layers
   std::vector<Command> commands;
   std::vector<Command> taken;
+  std::vector<LaneId> requeued;  // scratch
 
   // brain.cc
   [[nodiscard]] ModelState* find_model(ModelId id) const;
@@ -71,8 +80,13 @@ struct Brain::State {
   void drop(LaneId id);                            // whatever state the lease is in; serves who waited
   void serve_queue(LayerState& layer);
   void load_ended(LayerState& layer, ExpertIndex expert, ReadOutcome outcome);
-  void refuse_waiting(LayerState& layer,
-                      ExpertIndex expert);  // leases that wait for an expert without a slot
+  void queue_again(LayerState& layer,
+                   ExpertIndex expert);  // leases that wait for an expert without a slot; serves nobody
+
+  // holds.cc
+  void add_hold(LaneId id, LayerIndex layer, std::span<const ExpertIndex> experts, std::uint64_t epoch);
+  void drop_holds(LaneId id, std::uint64_t completed);  // those whose epoch is over; serves who waited
+  void refuse_misfits(LayerState& layer);               // queued leases that no release of a lease can help
 
  private:
   void start(LaneId id, LayerState& layer);

@@ -35,6 +35,12 @@ class LaneList {
     (tail_ == kNone ? head_ : links[tail_].next) = lane.value;
     tail_ = lane.value;
   }
+  // REQUIRES: the lane is in no list.
+  void push_front(std::span<LaneLink> links, LaneId lane) {
+    links[lane.value] = {.prev = kNone, .next = head_};
+    (head_ == kNone ? tail_ : links[head_].prev) = lane.value;
+    head_ = lane.value;
+  }
   // REQUIRES: the lane is in this list.
   void remove(std::span<LaneLink> links, LaneId lane) {
     const LaneLink link = links[lane.value];

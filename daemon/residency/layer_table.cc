@@ -171,6 +171,25 @@ void LayerTable::unpin(std::span<const ExpertIndex> experts) {
   }
 }
 
+void LayerTable::hold(ExpertIndex index) {
+  Expert& expert = at(index);
+  CHECK(expert.state == ExpertState::kResident);
+  if (expert.pins++ == 0) --n_evictable_;
+  if (expert.holds++ == 0) ++n_held_;
+}
+
+void LayerTable::release(ExpertIndex index) {
+  CHECK(at(index).holds > 0);
+  if (--at(index).holds == 0) --n_held_;
+  unpin({&index, 1});
+}
+
+bool LayerTable::fits_beside_held(std::span<const ExpertIndex> experts) const {
+  const auto n_others =
+      std::ranges::count_if(experts, [this](ExpertIndex expert) { return at(expert).holds == 0; });
+  return n_held_ + static_cast<std::size_t>(n_others) <= slots_.size();
+}
+
 void LayerTable::grace_done(SlotIndex index, std::vector<Command>& commands) {
   Slot& slot = at(index);
   if (slot.state != SlotState::kEvicting) return;
@@ -232,13 +251,15 @@ void LayerTable::replace_policy(std::unique_ptr<EvictionPolicy> policy) {
   policy_ = std::move(policy);
 }
 
-void LayerTable::check(std::span<const std::uint32_t> expected_pins) const {
-  CHECK(expected_pins.size() == experts_.size());
+void LayerTable::check(const Pins& expected) const {
+  CHECK(expected.all.size() == experts_.size() && expected.held.size() == experts_.size());
   std::vector<std::uint32_t> names_of_slot(slots_.size());
-  std::uint32_t n_resident = 0, n_evictable = 0, n_coming = 0;
+  std::uint32_t n_resident = 0, n_evictable = 0, n_coming = 0, n_held = 0;
   for (std::uint32_t i = 0; i < experts_.size(); ++i) {
     const Expert& expert = experts_[i];
-    CHECK(expert.pins == expected_pins[i]);
+    CHECK(expert.pins == expected.all[i] && expert.holds == expected.held[i]);
+    CHECK(expert.holds == 0 || expert.state == ExpertState::kResident);
+    if (expert.holds > 0) ++n_held;
     if (expert.state == ExpertState::kAbsent) {
       CHECK(expert.pins == 0);
       continue;
@@ -262,7 +283,7 @@ void LayerTable::check(std::span<const std::uint32_t> expected_pins) const {
     ++names_of_slot[slot.value];
   }
   for (std::uint32_t names : names_of_slot) CHECK(names == 1);  // one owner: an expert or the free list
-  CHECK(n_resident == n_resident_ && n_evictable == n_evictable_);
+  CHECK(n_resident == n_resident_ && n_evictable == n_evictable_ && n_held == n_held_);
   CHECK(free_.size() + n_resident + n_coming == slots_.size());
   CHECK(counters_.hits + counters_.misses == counters_.lookups);
   CHECK(counters_.insertions - counters_.evictions == n_resident_);

@@ -55,6 +55,12 @@ class LayerTable {
   // REQUIRES: each was pinned by an admit and not yet unpinned for it.
   void unpin(std::span<const ExpertIndex> experts);
 
+  // A pin that is not waited for: the slot of a held expert counts as missing. REQUIRES: resident.
+  void hold(ExpertIndex expert);
+  void release(ExpertIndex expert);  // REQUIRES: held
+  // Whether the set could be admitted if all pins but the held ones were released.
+  [[nodiscard]] bool fits_beside_held(std::span<const ExpertIndex> experts) const;
+
   // What the policy expects of loading an absent expert now: infinite while there are free slots, 0 when it
   // is not absent or nothing can make room.
   [[nodiscard]] double promotion_gain(ExpertIndex expert);
@@ -75,8 +81,11 @@ class LayerTable {
   // The new policy is told of every resident expert's insertion and last use, oldest first.
   void replace_policy(std::unique_ptr<EvictionPolicy> policy);
 
-  // expected_pins: one count per expert, from the leases. Aborts when the books do not agree.
-  void check(std::span<const std::uint32_t> expected_pins) const;
+  // One count per expert, from leases and holds. Aborts when the books do not agree.
+  struct Pins {
+    std::vector<std::uint32_t> all, held;  // held ones are in both
+  };
+  void check(const Pins& expected) const;
 
  private:
   enum class SlotState : std::uint8_t { kFree, kLoading, kResident, kEvicting };
@@ -90,6 +99,7 @@ class LayerTable {
     ExpertState state = ExpertState::kAbsent;
     SlotIndex slot;  // valid unless kAbsent
     std::uint32_t pins = 0;
+    std::uint32_t holds = 0;  // of the pins
     Step inserted_step = 0, last_step = 0;
   };
 
@@ -129,6 +139,7 @@ class LayerTable {
   std::size_t next_victim_ = 0;
   std::uint32_t n_resident_ = 0;
   std::uint32_t n_evictable_ = 0;  // resident and not pinned
+  std::uint32_t n_held_ = 0;       // experts
   Step step_ = 0;
 };
 

@@ -60,6 +60,10 @@ void Brain::State::ask(LaneId id, std::span<const ExpertIndex> experts) {
     send_grant(id, GrantStatus::kRefused);
     return;
   }
+  if (!layer.table.fits_beside_held(experts)) {
+    send_grant(id, GrantStatus::kNoRoom);
+    return;
+  }
   lease.experts.assign(experts.begin(), experts.end());
   if (layer.queue.empty() && layer.table.can_admit(lease.experts)) {
     start(id, layer);
@@ -112,15 +116,21 @@ void Brain::State::load_ended(LayerState& layer, ExpertIndex expert, ReadOutcome
   serve_queue(layer);
 }
 
-void Brain::State::refuse_waiting(LayerState& layer, ExpertIndex expert) {
-  for (std::uint32_t at = layer.loading.first(); at != LaneList::kNone;) {
-    const LaneId id(at);
-    at = LaneList::next(links, at);
-    const Lease& lease = lanes[id.value].lease;
-    if (std::find(lease.experts.begin(), lease.experts.end(), expert) == lease.experts.end()) continue;
-    fail(id, layer, GrantStatus::kRefused);
+// Back to the head of the queue, in the order in which they left it. What else was started for them goes on.
+void Brain::State::queue_again(LayerState& layer, ExpertIndex expert) {
+  requeued.clear();
+  for (std::uint32_t at = layer.loading.first(); at != LaneList::kNone; at = LaneList::next(links, at)) {
+    const Lease& lease = lanes[at].lease;
+    if (std::find(lease.experts.begin(), lease.experts.end(), expert) != lease.experts.end())
+      requeued.emplace_back(at);
   }
-  serve_queue(layer);
+  for (auto id = requeued.rbegin(); id != requeued.rend(); ++id) {
+    Lease& lease = lanes[id->value].lease;
+    layer.loading.remove(links, *id);
+    layer.table.unpin(lease.experts);
+    lease.state = LeaseState::kQueued;
+    layer.queue.push_front(links, *id);
+  }
 }
 
 }  // namespace moecached

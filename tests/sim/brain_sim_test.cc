@@ -90,6 +90,8 @@ void add(Stats& sum, const Stats& one) {
   sum.long_stalls += one.long_stalls;
   sum.undone += one.undone;
   sum.held += one.held;
+  sum.held_whole += one.held_whole;
+  sum.held_leases += one.held_leases;
   sum.known_unused += one.known_unused;
   sum.refused_by_stall += one.refused_by_stall;
   sum.promotions += one.promotions;
@@ -138,6 +140,8 @@ TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
       {"long stalls within an epoch", sum.long_stalls},
       {"evictions undone", sum.undone},
       {"experts held for a stalled lane", sum.held},
+      {"layers held whole for a stalled lane", sum.held_whole},
+      {"leases held for a stalled lane", sum.held_leases},
       {"slots that a stalled lane certainly does not use", sum.known_unused},
       {"leases refused for a stalled lane", sum.refused_by_stall},
       {"promotions", sum.promotions},
@@ -197,6 +201,33 @@ TEST_F(BrainSimulation, NobodyStarvesUnderPromotions) {
     ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
     EXPECT_LT(report.stats.wait_ticks_max, 6000u) << "seed " << seed;
   }
+}
+
+// Lanes stop within an epoch, or with a lease that they have been granted, and never go on: the others may be
+// told that there is no room, but must not wait.
+TEST_F(BrainSimulation, NobodyWaitsForALaneThatHasStopped) {
+  std::uint64_t no_room = 0, held_leases = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SimOptions options;
+    options.seed = seed;
+    options.n_models = 1;
+    options.n_lanes = 10;
+    options.n_layers_max = 1;
+    options.n_experts_min = 40;
+    options.n_experts_max = 40;
+    options.n_slots_max = 16;
+    options.ticks = 30000;
+    options.long_stall_permille = 1;
+    options.long_stall_ticks_max = 1'000'000;
+    options.death_permille = 1;
+    const SimReport report = simulate_named(options);
+    ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
+    EXPECT_LT(report.stats.wait_ticks_max, 6000u) << "seed " << seed;
+    no_room += report.stats.refused_by_stall;
+    held_leases += report.stats.held_leases;
+  }
+  EXPECT_GT(no_room, 0u);
+  EXPECT_GT(held_leases, 0u);
 }
 
 // -------------------------------------------------------------------------------------------------------

@@ -170,17 +170,14 @@ void FakeLane::take_answer() {
       ++world_.stats.failed_grants;
       waves_.pop_front();  // read from the file, or not computed at all
       break;
-    case GrantStatus::kRefused: {
-      const std::size_t n_slots = world_.layer(model_, waves_.front().front().layer).shape.n_slots;
-      if (waves_.front().size() <= n_slots) {  // a stalled lane keeps the slots: it reads the file itself
-        ++world_.stats.refused_by_stall;
-        waves_.pop_front();
-      } else {
-        ++world_.stats.refusals;
-        split_into_waves(n_slots);
-      }
+    case GrantStatus::kNoRoom:  // a stalled lane keeps the slots: it streams
+      ++world_.stats.refused_by_stall;
+      waves_.pop_front();
       break;
-    }
+    case GrantStatus::kRefused:
+      ++world_.stats.refusals;
+      split_into_waves(world_.layer(model_, waves_.front().front().layer).shape.n_slots);
+      break;
   }
   phase_ = Phase::kIdle;
 }

@@ -17,6 +17,7 @@ void FakeShell::add_model(ModelId id, const ModelShape& shape) {
                             .table = std::vector<std::int32_t>(layer.n_experts, kAbsent),
                             .slots = std::vector<SlotBytes>(layer.n_slots),
                             .busy = std::vector<std::uint8_t>(layer.n_slots),
+                            .has_been_held = false,
                             .expected = {}});
   }
   world_.models.emplace(id, std::move(model));
@@ -110,7 +111,6 @@ void FakeShell::drain_record(std::uint32_t id) {
     lane.pending_layer = record.layer;
     lane.has_seen_io_error = false;
     lane.has_seen_change = false;
-    lane.has_seen_undo = false;
     lane.is_pending = true;
     brain_.lease(LaneId(id), record.layer, record.ids, record.seq, record.epoch);
   } else {
@@ -159,16 +159,32 @@ void FakeShell::watch_stalls() {
     for (const Grace::Wait& wait : grace.waits) {
       Lane& lane = lanes_[wait.lane];
       if (lane.client == nullptr || lane.opening != wait.opening) continue;
-      const std::uint64_t begun = lane.client->words.begun_epoch;
-      if (lane.stalled_since == 0 || lane.stalled_epoch != begun) {
-        lane.stalled_since = world_.now + 1;  // 0: never
-        lane.stalled_epoch = begun;
-      } else if (world_.now - lane.stalled_since + 1 > world_.options.stall_after_ticks) {
+      if (has_stalled(lane))
         stalled.push_back({.lane = wait.lane, .place = grace.place, .leaving = grace.leaving});
-      }
     }
   }
+  for (std::uint32_t i = 0; i < lanes_.size(); ++i) {
+    // Pending: granted, but with the answer among the commands that are not carried out yet.
+    if (lanes_[i].client == nullptr || lanes_[i].is_pending || !brain_.blocks_others(LaneId(i))) continue;
+    if (!has_stalled(lanes_[i])) continue;
+    world_.trace.note("stalled in a lease", {i});
+    ++world_.stats.held_leases;
+    note_hold(i, lanes_[i].leased_layer);
+    brain_.hold_lease(LaneId(i));
+    brain_.check_invariants();
+    carry_out_commands();
+  }
   for (const Stalled& each : stalled) give_up_on(each.lane, each.place, each.leaving);
+}
+
+bool FakeShell::has_stalled(Lane& lane) const {
+  const std::uint64_t begun = lane.client->words.begun_epoch;
+  if (lane.stalled_since == 0 || lane.stalled_epoch != begun) {
+    lane.stalled_since = world_.now + 1;  // 0: never
+    lane.stalled_epoch = begun;
+    return false;
+  }
+  return world_.now - lane.stalled_since + 1 > world_.options.stall_after_ticks;
 }
 
 void FakeShell::give_up_on(std::uint32_t id, const Place& place, ExpertIndex leaving) {
@@ -185,25 +201,27 @@ void FakeShell::give_up_on(std::uint32_t id, const Place& place, ExpertIndex lea
     brain_.grace_done(place.model, place.layer, place.slot);
     return after_event();
   }
-  if (brain_.undo_eviction(place.model, place.layer, place.slot, leaving)) {
+  Lane& lane = lanes_[id];
+  const std::uint64_t epoch = lane.stalled_epoch;
+  std::vector<ExpertIndex> uses = lane.use_ids;
+  if (lane.use_epoch != epoch || lane.use_layer != place.layer) {  // it may use anything
+    uses.clear();
+    for (std::uint32_t i = 0; i < layer.shape.n_experts; ++i) uses.emplace_back(i);
+    ++world_.stats.held_whole;
+  }
+  note_hold(id, place.layer);
+  brain_.hold(LaneId(id), place.layer, uses, epoch);
+  brain_.check_invariants();
+  if (brain_.undo_eviction({place.model, place.layer, place.slot, leaving}, LaneId(id), epoch)) {
     ++world_.stats.undone;
     forget_grace();
     layer.busy[place.slot.value] = 0;
-    for (Lane& lane : lanes_) {
-      if (lane.is_pending && lane.client->model() == place.model && lane.pending_layer == place.layer)
-        lane.has_seen_undo = true;
-    }
-    brain_.check_invariants();
-    carry_out_commands();
+  } else {
+    brain_.hold(LaneId(id), place.layer, {&leaving, 1}, epoch);
   }
-  const Lane& lane = lanes_[id];
-  if (lane.use_epoch == lane.stalled_epoch) {
-    const bool had_lease = brain_.has_lease_until(LaneId(id), nullptr);
-    brain_.hold(LaneId(id), lane.use_layer, lane.use_ids, lane.use_epoch);
-    if (!had_lease && brain_.has_lease_until(LaneId(id), nullptr)) ++world_.stats.held;
-    brain_.check_invariants();
-    carry_out_commands();
-  }
+  if (brain_.has_lease_until(LaneId(id), nullptr)) ++world_.stats.held;
+  brain_.check_invariants();
+  carry_out_commands();
 }
 
 void FakeShell::promote(ModelId model, LayerIndex index, ExpertIndex expert) {
@@ -395,6 +413,8 @@ void FakeShell::grant(const Command& command) {
   lane.client->words.lease_status = command.status;
   if (!is_newest) return;
   lane.is_pending = false;
+  lane.stalled_since = 0;  // from here on it may begin
+  lane.leased_layer = lane.pending_layer;
   const FakeLayer& layer = world_.layer(command.model, lane.pending_layer);
   switch (command.status) {
     case GrantStatus::kOk:
@@ -410,8 +430,12 @@ void FakeShell::grant(const Command& command) {
       expect(lane.has_seen_change, ViolationKind::kUntruthfulGrant, "changed, but no read of it said so");
       break;
     case GrantStatus::kRefused:
-      expect(lane.pending_ids.size() > layer.shape.n_slots || lane.has_seen_undo,
-             ViolationKind::kUntruthfulGrant, "refused what would fit");
+      expect(lane.pending_ids.size() > layer.shape.n_slots, ViolationKind::kUntruthfulGrant,
+             "refused what would fit");
+      break;
+    case GrantStatus::kNoRoom:
+      expect(lane.pending_ids.size() <= layer.shape.n_slots && layer.has_been_held,
+             ViolationKind::kUntruthfulGrant, "no room, but nobody had stalled");
       break;
   }
 }

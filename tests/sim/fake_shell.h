@@ -49,9 +49,8 @@ class FakeShell {
     // The lease that the Brain has and has not answered.
     std::uint32_t pending_seq = 0;
     std::vector<ExpertIndex> pending_ids;
-    LayerIndex pending_layer;
+    LayerIndex pending_layer, leased_layer;
     bool has_seen_io_error = false, has_seen_change = false;  // in reads of its experts
-    bool has_seen_undo = false;                               // in its layer, while it was pending
     bool is_pending = false;
     // Its last record, and since when a grace period has waited for the epoch that it is in.
     std::uint64_t use_epoch = 0;
@@ -90,6 +89,10 @@ class FakeShell {
   void look_at_lanes(Grace& grace) const;
   [[nodiscard]] bool is_over(const Grace& grace) const;
   void give_up_on(std::uint32_t lane, const Place& place, ExpertIndex leaving);
+  [[nodiscard]] bool has_stalled(Lane& lane) const;
+  void note_hold(std::uint32_t lane, LayerIndex layer) {
+    world_.layer(lanes_[lane].client->model(), layer).has_been_held = true;
+  }
   void note_lookups(FakeLayer& layer, const Record& record) const;
 
   World& world_;

@@ -28,8 +28,9 @@ struct SimOptions {
   std::uint32_t death_permille = 0;          // of ticks: some lane's process dies, at whatever step it is
   std::uint32_t stall_permille = 0;          // of ticks: some lane stops for a while, its epoch open
   std::uint32_t long_stall_permille = 0;     // of ticks: some lane within an epoch stops for long
-  std::uint32_t stall_after_ticks = 60;  // that a grace period waits for a lane before its eviction is undone
-  std::uint32_t close_permille = 0;      // of ticks: some lane at rest closes in good order
+  std::uint32_t long_stall_ticks_max = 3000;
+  std::uint32_t stall_after_ticks = 60;    // that others wait for a lane before they go on without it
+  std::uint32_t close_permille = 0;        // of ticks: some lane at rest closes in good order
   std::uint32_t policy_swap_permille = 0;  // of ticks
   std::uint32_t model_removal_permille =
       0;                            // of ticks: its lanes die, it goes, another comes; completions are late

@@ -119,7 +119,7 @@ class Simulation {
       client->stall_until(world_.now + rng.between(20, 500));
       ++world_.stats.stalls;
     } else if (is_alive && client->is_within_epoch() && rng.permille(options.long_stall_permille)) {
-      client->stall_until(world_.now + rng.between(500, 3000));
+      client->stall_until(world_.now + rng.between(500, options.long_stall_ticks_max));
       ++world_.stats.long_stalls;
     } else if (is_alive && client->is_idle() && client->words.ring.empty() &&
                rng.permille(options.close_permille)) {

@@ -49,6 +49,7 @@ struct FakeLayer {
   std::vector<std::int32_t> table;  // as clients see it: slot per expert, or kAbsent
   std::vector<SlotBytes> slots;
   std::vector<std::uint8_t> busy;  // per slot: the shell waits for its grace period or its read
+  bool has_been_held = false;      // for a lane that had stalled
   LayerCounters expected;          // of lookups, hits, misses and leases, where they can be told from outside
 };
 
@@ -66,7 +67,8 @@ struct Stats {
   std::uint64_t read_errors = 0, models_changed = 0, duplicates = 0, late_completions = 0, models_removed = 0;
   std::uint64_t policy_swaps = 0, policies_refused = 0, all_layer_epochs = 0, lies = 0, graces_waited = 0;
   std::uint64_t leases_queued = 0;
-  std::uint64_t long_stalls = 0, undone = 0, held = 0, known_unused = 0, refused_by_stall = 0;
+  std::uint64_t long_stalls = 0, undone = 0, held = 0, held_whole = 0, held_leases = 0, known_unused = 0,
+                refused_by_stall = 0;
   std::uint64_t promotions = 0, promotions_evicting = 0, promotions_refused = 0;
   std::uint64_t wait_ticks_max = 0;  // of an honest lane, from its LEASE record to the answer
 };

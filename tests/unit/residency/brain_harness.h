@@ -24,7 +24,7 @@ inline std::string to_text(const Command& command) {
     case CommandKind::kGrant:
       break;
   }
-  static constexpr const char* kStatus[] = {"ok", "io error", "model changed", "refused"};
+  static constexpr const char* kStatus[] = {"ok", "io error", "model changed", "refused", "no room"};
   std::string text = "grant lane " + number(command.lane.value) + " seq " + number(command.seq) + " ";
   return text.append(kStatus[static_cast<std::size_t>(command.status)]);
 }
@@ -67,6 +67,19 @@ class BrainHarness {
                            std::uint32_t layer = 0) {
     brain.read_done(ModelId(0), LayerIndex(layer), SlotIndex(slot), outcome);
     return checked();
+  }
+  [[nodiscard]] Texts held(std::uint32_t lane, Experts experts, std::uint64_t epoch = kFar) {
+    brain.hold(LaneId(lane), LayerIndex(0), ids(experts), epoch);
+    return checked();
+  }
+  // The eviction of the expert from the slot, which the stalled lane may be using; "ignored" when it was.
+  [[nodiscard]] Texts undone(std::uint32_t slot, std::uint32_t expert, std::uint32_t lane,
+                             std::uint64_t epoch = kFar) {
+    const bool is_undone = brain.undo_eviction(
+        {ModelId(0), LayerIndex(0), SlotIndex(slot), ExpertIndex(expert)}, LaneId(lane), epoch);
+    Texts texts = checked();
+    if (!is_undone) texts.emplace_back("ignored");
+    return texts;
   }
   [[nodiscard]] double gain(std::uint32_t expert, std::uint32_t layer = 0) {
     return brain.promotion_gain(ModelId(0), LayerIndex(layer), ExpertIndex(expert));

@@ -25,6 +25,19 @@ TEST(LaneList, ServesInTheOrderOfArrival) {
   EXPECT_EQ(walk(list, links), (std::vector<std::uint32_t>{2, 0, 3}));
 }
 
+TEST(LaneList, ServesTheLaneThatIsPutInFrontFirst) {
+  std::vector<LaneLink> links(4);
+  LaneList list;
+  list.push_front(links, LaneId(1));
+  list.push_back(links, LaneId(2));
+  list.push_front(links, LaneId(3));
+  EXPECT_EQ(walk(list, links), (std::vector<std::uint32_t>{3, 1, 2}));
+  list.remove(links, LaneId(3));
+  list.remove(links, LaneId(2));
+  list.push_back(links, LaneId(0));
+  EXPECT_EQ(walk(list, links), (std::vector<std::uint32_t>{1, 0}));
+}
+
 TEST(LaneList, LetsALaneLeaveFromAnyPlace) {
   for (std::uint32_t leaving : {0, 1, 2}) {
     std::vector<LaneLink> links(3);

@@ -15,7 +15,8 @@ class LayerTableTest : public ::testing::Test {
  protected:
   explicit LayerTableTest(LayerShape shape = {.n_experts = 8, .n_slots = 3})
       : table({.model = ModelId(4), .layer = LayerIndex(2)}, shape, lru(shape), counters),
-        pins_(shape.n_experts) {}
+        pins_{.all = std::vector<std::uint32_t>(shape.n_experts),
+              .held = std::vector<std::uint32_t>(shape.n_experts)} {}
 
   static std::unique_ptr<EvictionPolicy> lru(LayerShape shape) {
     return std::move(make_policy("lru", {.n_experts = shape.n_experts, .n_slots = shape.n_slots})).value();
@@ -24,12 +25,12 @@ class LayerTableTest : public ::testing::Test {
     const auto ids = BrainHarness::ids(experts);
     ASSERT_TRUE(table.can_admit(ids));
     table.admit(ids, table.touch(ids), commands);
-    for (std::uint32_t expert : experts) ++pins_[expert];
+    for (std::uint32_t expert : experts) ++pins_.all[expert];
     table.check(pins_);
   }
   void unpin(std::initializer_list<std::uint32_t> experts) {
     table.unpin(BrainHarness::ids(experts));
-    for (std::uint32_t expert : experts) --pins_[expert];
+    for (std::uint32_t expert : experts) --pins_.all[expert];
     table.check(pins_);
   }
   [[nodiscard]] bool can_admit(std::initializer_list<std::uint32_t> experts) const {
@@ -52,9 +53,7 @@ class LayerTableTest : public ::testing::Test {
   LayerCounters counters;
   LayerTable table;
   std::vector<Command> commands;
-
- private:
-  std::vector<std::uint32_t> pins_;
+  LayerTable::Pins pins_;
 };
 
 using Texts = std::vector<std::string>;
@@ -171,6 +170,25 @@ TEST_F(LayerTableTest, APolicyChangeTellsASegmentedPolicyWhatWasUsedSinceItsInse
   EXPECT_FALSE(table.is_resident(ExpertIndex(2)));
 }
 
+TEST_F(LayerTableTest, SlotsOfHeldExpertsCountAsMissing) {
+  admit({0, 1});
+  (void)settle();
+  EXPECT_TRUE(table.fits_beside_held(BrainHarness::ids({4, 5, 6})));
+  table.hold(ExpertIndex(0));
+  ++pins_.all[0], ++pins_.held[0];
+  table.check(pins_);
+  EXPECT_FALSE(table.fits_beside_held(BrainHarness::ids({4, 5, 6})));
+  EXPECT_TRUE(table.fits_beside_held(BrainHarness::ids({4, 5}))) << "expert 1 is pinned, but not held";
+  EXPECT_TRUE(table.fits_beside_held(BrainHarness::ids({0, 4, 5})));
+  unpin({0, 1});
+  EXPECT_FALSE(can_admit({4, 5, 6}));
+  EXPECT_TRUE(can_admit({4, 5}));
+  table.release(ExpertIndex(0));
+  --pins_.all[0], --pins_.held[0];
+  table.check(pins_);
+  EXPECT_TRUE(can_admit({4, 5, 6}));
+}
+
 using LayerTableDeathTest = LayerTableTest;
 
 TEST_F(LayerTableDeathTest, AbortsOnIndexesOutOfRangeAndOnBooksThatDoNotAgree) {
@@ -178,7 +196,7 @@ TEST_F(LayerTableDeathTest, AbortsOnIndexesOutOfRangeAndOnBooksThatDoNotAgree) {
   EXPECT_DEATH(table.grace_done(SlotIndex(3), commands), "CHECK failed");
   EXPECT_DEATH(table.unpin(BrainHarness::ids({0})), "CHECK failed");
   admit({0});
-  EXPECT_DEATH(table.check(std::vector<std::uint32_t>(8)), "CHECK failed");
+  EXPECT_DEATH(table.check({std::vector<std::uint32_t>(8), std::vector<std::uint32_t>(8)}), "CHECK failed");
 }
 
 }  // namespace

@@ -250,57 +250,5 @@ TEST(Lease, ReadsCountAsUsedWhenTheyWereAskedFor) {
   EXPECT_EQ(b.lease(0, {2}), (Texts{"unpublish 0/0 expert 0 slot 0"}));
 }
 
-// A stalled lane: the shell undoes the eviction of what it may use, and holds what it uses.
-TEST(StalledLane, GetsItsExpertBackAndTheNewcomerAnotherSlot) {
-  BrainHarness b({.n_experts = 8, .n_slots = 2});
-  b.make_resident(0, {1, 2});
-  EXPECT_EQ(b.lease(1, {3}), (Texts{"unpublish 0/0 expert 1 slot 0"}));
-  EXPECT_TRUE(b.brain.undo_eviction(ModelId(0), LayerIndex(0), SlotIndex(0), ExpertIndex(1)));
-  EXPECT_EQ(b.checked(), (Texts{"publish 0/0 expert 1 slot 0", "unpublish 0/0 expert 2 slot 1"}));
-  EXPECT_EQ(b.graced(0), Texts{}) << "the slot is not being emptied any more";
-  EXPECT_EQ(b.graced(1), (Texts{"read 0/0 expert 3 slot 1"}));
-  EXPECT_EQ(b.read(1), (Texts{"publish 0/0 expert 3 slot 1", "grant lane 1 seq 2 ok"}));
-}
-
-TEST(StalledLane, LeasesThatCannotHaveAnotherSlotAreRefused) {
-  BrainHarness b({.n_experts = 8, .n_slots = 1});
-  b.make_resident(0, {1});
-  (void)b.lease(1, {3});
-  EXPECT_TRUE(b.brain.undo_eviction(ModelId(0), LayerIndex(0), SlotIndex(0), ExpertIndex(1)));
-  EXPECT_EQ(b.checked(), (Texts{"publish 0/0 expert 1 slot 0", "grant lane 1 seq 2 refused"}));
-  EXPECT_EQ(b.lease(1, {1}), (Texts{"grant lane 1 seq 3 ok"}));
-}
-
-TEST(StalledLane, KeepsWhatItUsesUntilItsEpochIsCompleted) {
-  BrainHarness b({.n_experts = 8, .n_slots = 2});
-  b.make_resident(0, {1, 2});
-  b.brain.hold(LaneId(0), LayerIndex(0), BrainHarness::ids({1, 5}), 50);
-  EXPECT_EQ(b.checked(), Texts{});
-  EXPECT_EQ(b.lease(1, {3}), (Texts{"unpublish 0/0 expert 2 slot 1"}));
-  (void)b.graced(1);
-  (void)b.read(1);
-  EXPECT_EQ(b.lease(1, {3, 4}), Texts{}) << "expert 1 is held: there is one slot for two";
-  EXPECT_EQ(b.completed(0, 50), (Texts{"unpublish 0/0 expert 1 slot 0"}));
-}
-
-TEST(StalledLane, HoldChangesNothingForALaneThatHasALeaseOrAnEpochThatIsOver) {
-  BrainHarness b({.n_experts = 8, .n_slots = 2});
-  b.make_resident(0, {1, 2});
-  (void)b.lease(0, {1}, 60);
-  b.brain.hold(LaneId(0), LayerIndex(0), BrainHarness::ids({2}), 60);
-  EXPECT_EQ(b.lease(1, {3}), (Texts{"unpublish 0/0 expert 2 slot 1"}));
-  (void)b.completed(0, 60);
-  b.brain.hold(LaneId(0), LayerIndex(0), BrainHarness::ids({1}), 60);
-  EXPECT_FALSE(b.brain.has_lease_until(LaneId(0), nullptr));
-}
-
-TEST(StalledLane, UndoOfASlotThatIsNotBeingEmptiedIsIgnored) {
-  BrainHarness b({.n_experts = 8, .n_slots = 2});
-  b.make_resident(0, {1, 2});
-  EXPECT_FALSE(b.brain.undo_eviction(ModelId(0), LayerIndex(0), SlotIndex(0), ExpertIndex(1)));
-  EXPECT_FALSE(b.brain.undo_eviction(ModelId(9), LayerIndex(0), SlotIndex(0), ExpertIndex(1)));
-  EXPECT_EQ(b.checked(), Texts{});
-}
-
 }  // namespace
 }  // namespace moecached

@@ -203,7 +203,7 @@ TEST(Promotion, WhoseEvictionIsUndoneIsGivenUpWhenThereIsNoOtherSlot) {
   BrainHarness b({.n_experts = 8, .n_slots = 1}, 1, kHalving);
   b.make_resident(0, {0});
   ASSERT_EQ(b.promoted(4), (Texts{"unpublish 0/0 expert 0 slot 0"}));
-  EXPECT_TRUE(b.brain.undo_eviction(ModelId(0), LayerIndex(0), SlotIndex(0), ExpertIndex(0)));
+  EXPECT_TRUE(b.brain.cancel_eviction({ModelId(0), LayerIndex(0), SlotIndex(0), ExpertIndex(0)}));
   EXPECT_EQ(b.checked(), (Texts{"publish 0/0 expert 0 slot 0"}));
   EXPECT_EQ(b.brain.coming(ModelId(0)), 0u);
   EXPECT_EQ(b.promoted(4), (Texts{"unpublish 0/0 expert 0 slot 0"})) << "and may be tried again";
@@ -267,7 +267,7 @@ TEST(LayerTablePromotion, TellsThePolicyOfEveryMissAndOfTheInsertionAndAsksItFor
   EXPECT_EQ(table.promotion_gain(ExpertIndex(6)), 6.02);
   EXPECT_TRUE(told.empty());
   EXPECT_TRUE(table.promote(ExpertIndex(6), commands));
-  table.check(no_pins);
+  table.check({no_pins, no_pins});
   EXPECT_EQ(told, (std::vector<std::string>{"remove 2 @0"}));
 }
 

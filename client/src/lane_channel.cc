@@ -29,6 +29,8 @@ Answer from_status(std::uint32_t status) {
       return Answer::kIoError;
     case MOECACHED_GRANT_MODEL_CHANGED:
       return Answer::kModelChanged;
+    case MOECACHED_GRANT_NO_ROOM:
+      return Answer::kNoRoom;
     default:
       return Answer::kRefused;
   }

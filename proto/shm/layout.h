@@ -255,6 +255,7 @@ enum moecached_grant_status {
   MOECACHED_GRANT_IO_ERROR = 1,       // the read failed: the client may read the file itself
   MOECACHED_GRANT_MODEL_CHANGED = 2,  // the file is not the registered one any more: do not compute
   MOECACHED_GRANT_REFUSED = 3,        // the record was not valid, or more experts than slots
+  MOECACHED_GRANT_NO_ROOM = 4,        // too many slots of the layer are kept for lanes that do not move: stream
 };
 
 struct moecached_shm_lane {

@@ -32,7 +32,7 @@ typedef enum moecached_status {
   MOECACHED_E_REFUSED = 4,        // the daemon said no: limits, budget, unusable model
   MOECACHED_E_IO = 5,             // neither the daemon nor this process could read the weights
   MOECACHED_E_MODEL_CHANGED = 6,  // the file is not the one that was opened: computing on would be wrong
-  MOECACHED_E_TOO_MANY = 7,       // more distinct experts than the layer has slots: use streaming
+  MOECACHED_E_TOO_MANY = 7,       // more distinct experts than the layer has slots for: use streaming
   MOECACHED_E_SYSTEM = 8,
 } moecached_status;
 
@@ -105,7 +105,8 @@ MOECACHED_API void moecached_lane_close(moecached_lane* lane);
 // epoch: slots of an earlier resolve may be reused by the daemon from here on.
 // ids: rows x cols int32 in [0, n_experts), row r at (const char*)ids + r * row_stride_bytes; slots_out: rows * cols int32, dense.
 // A hit takes no lock, no system call, no allocation.
-// MOECACHED_E_TOO_MANY: more distinct experts than n_slots; nothing was waited for, use moecached_stream_*.
+// MOECACHED_E_TOO_MANY: more distinct experts than n_slots, and nothing was waited for; or than are left beside
+// those that the daemon keeps for stalled processes, as it answered. Use moecached_stream_*.
 MOECACHED_API moecached_status moecached_lane_resolve(moecached_lane* lane, uint32_t layer, const int32_t* ids, size_t rows, size_t cols,
                                                       size_t row_stride_bytes, int32_t* slots_out);
 // The lane has finished using the slots it resolved last. A quiescent point: call it when the graph is done.

@@ -30,6 +30,8 @@ std::uint32_t status_of(OnRequest what) {
       return MOECACHED_GRANT_MODEL_CHANGED;
     case OnRequest::kRefuse:
       return MOECACHED_GRANT_REFUSED;
+    case OnRequest::kNoRoom:
+      return MOECACHED_GRANT_NO_ROOM;
     default:
       return MOECACHED_GRANT_OK;
   }

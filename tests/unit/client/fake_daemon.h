@@ -27,6 +27,7 @@ enum class OnRequest {  // what a LEASE or STREAM gets
   kIoError,
   kModelChanged,
   kRefuse,
+  kNoRoom,
   kSilence,      // no answer, ever
   kHangUp,       // the daemon closes the connection instead of answering
   kGrantNothing  // says OK, but leaves the entries absent

@@ -88,6 +88,20 @@ INSTANTIATE_TEST_SUITE_P(Answers, LaneMissWithoutGrant,
                          ::testing::Values(OnRequest::kIoError, OnRequest::kRefuse,
                                            OnRequest::kGrantNothing));
 
+TEST_F(LaneMiss, IsLeftToStreamingWhenStalledLanesKeepTheSlots) {
+  daemon_->make_resident(2, {0});
+  daemon_->on_lease(OnRequest::kNoRoom);
+  EXPECT_EQ(resolve(2, {0, 13}), MOECACHED_E_TOO_MANY);
+  EXPECT_NE(std::string(moecached_last_error()).find("2 distinct experts"), std::string::npos)
+      << moecached_last_error();
+  const moecached_shm_lane words = daemon_->lane_words(0);
+  EXPECT_EQ(words.completed, words.begun >> 16) << "a failed call must hold no epoch";
+  EXPECT_EQ(counters().leases, 1u);
+  EXPECT_EQ(counters().fallback_reads, 0u);
+  daemon_->on_lease(OnRequest::kServe);
+  EXPECT_EQ(resolve(2, {0, 13}), MOECACHED_OK);
+}
+
 TEST_F(LaneMiss, AsksOnlyAFewTimesForWhatIsGrantedAndStillAbsent) {
   daemon_->on_lease(OnRequest::kGrantNothing);
   ASSERT_EQ(resolve(2, {13}), MOECACHED_OK);

@@ -75,6 +75,8 @@ moecached_status Lane::resolve_resident(std::uint32_t layer, std::span<const std
   begin(layer);
   const std::size_t n_resident = n_distinct_ - load_entries(view);
   scatter(ids, slots_out);
+  // No record will say so, and the streaming of the others may take long.
+  if (n_resident == 0) channel_.complete();
   // Only what is used here was routed to slots; the absent ones are going to be streamed, which has its own
   // record.
   const auto resident = [this](std::uint16_t expert) { return slot_of_[expert] >= 0; };

@@ -182,6 +182,20 @@ TEST_F(LaneResolve, ResidentOnlyWaitsForNothing) {
   EXPECT_EQ(daemon_->count(MOECACHED_RECORD_LEASE), 0u);
 }
 
+// No record names an epoch that uses nothing, and what follows it, the streaming, may take long.
+TEST_F(LaneResolve, ResidentOnlyHoldsNoEpochWhenNothingIs) {
+  const Ids wanted{3, 5};
+  Ids slots(2);
+  ASSERT_EQ(moecached_lane_resolve_resident(lane_, 1, wanted.data(), 2, slots.data()), MOECACHED_OK);
+  EXPECT_EQ(slots, (Ids{-1, -1}));
+  moecached_shm_lane words = daemon_->lane_words(0);
+  EXPECT_EQ(words.completed, words.begun >> 16);
+  daemon_->make_resident(1, {5});
+  ASSERT_EQ(moecached_lane_resolve_resident(lane_, 1, wanted.data(), 2, slots.data()), MOECACHED_OK);
+  words = daemon_->lane_words(0);
+  EXPECT_LT(words.completed, words.begun >> 16) << "it uses expert 5";
+}
+
 TEST_F(LaneResolve, ResidentOnlyRefusesRepeats) {
   const Ids twice{1, 1};
   Ids slots(2);

@@ -404,6 +404,34 @@ class StalledClients(BadInputTestCase):
             self.assertGreater(daemon.models()[0]["layers"][0]["evictions"], 0, "nothing was evicted: the test shows nothing")
             self.assert_alive(daemon)
 
+    def test_leases_that_are_granted_and_never_used_hold_up_nobody(self):
+        with Daemon("--slots", "16") as daemon, RawClient(daemon.socket) as client:
+            model = client.open_model(harness.Q4_K)
+            for layer, lane in enumerate(client.lanes[:LAYERS]):
+                lane.open(model)
+                lane.post(LEASE, range(8), layer=layer, seq=1, epoch=1)
+                wait_for("the grant", lambda: lane.get("lease_done") == 1)
+            # Its prompt needs more than the other 8 slots of a layer at once, and no more than 16.
+            good = Host(harness.Q4_K, daemon=daemon, threads=1, n_predict=200).finish()
+            self.assert_served(good)
+            self.assertGreater(good.stats["streamed_experts"], 0, "everything fitted: the test shows nothing")
+            self.assert_same(good, stock(harness.Q4_K, n_predict=200))
+            self.assert_alive(daemon)
+
+    def test_epochs_of_which_no_record_tells_hold_up_nobody(self):
+        with Daemon("--slots", "16") as daemon:
+            self.assert_good_client(daemon)  # fills the slots
+            with RawClient(daemon.socket) as client:
+                model = client.open_model(harness.Q4_K)
+                for layer, lane in enumerate(client.lanes[:LAYERS]):
+                    lane.open(model)
+                    lane.set(begun=2 << 16 | layer)  # it may use any slot of the layer
+                good = Host(harness.Q4_K, daemon=daemon, threads=1, n_predict=200).finish()
+                self.assert_served(good)
+                self.assertGreater(good.stats["streamed_experts"], 0, "everything fitted: the test shows nothing")
+                self.assert_same(good, stock(harness.Q4_K, n_predict=200))
+            self.assert_good_client(daemon)
+
     def test_host_stopped_in_decode_does_not_stop_the_other(self):
         with Daemon("--slots", "16") as daemon:
             stopped = Host(harness.Q4_K, daemon=daemon, threads=1, n_predict=600)

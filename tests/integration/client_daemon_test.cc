@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -278,6 +279,33 @@ TEST_F(ClientDaemonTest, LaneThatStallsInItsEpochKeepsItsExpertsAndHoldsUpNobody
   EXPECT_EQ(std::ranges::count_if(sessions, [](const SessionReport& s) { return s.stalled; }), 1);
   moecached_lane_end(stalled.lane());
   EXPECT_EQ(stalled.decode(5, 20), 0u);
+}
+
+TEST_F(ClientDaemonTest, LaneThatStallsInItsLeaseLeavesTheOthersToStreaming) {
+  Client stalled(folder_, model_), other(folder_, model_);
+  std::int32_t held[4] = {1, 2, 3, 4}, wanted[4] = {5, 6, 7, 8}, slots[4];
+  ASSERT_EQ(moecached_lane_resolve(stalled.lane(), 2, held, 1, 4, 0, slots), MOECACHED_OK);
+  // It stays in the epoch of its lease, with four of six slots.
+  EXPECT_EQ(moecached_lane_resolve(other.lane(), 2, wanted, 1, 4, 0, slots), MOECACHED_E_TOO_MANY);
+  EXPECT_EQ(moecached_lane_resolve(other.lane(), 2, wanted, 1, 2, 0, slots), MOECACHED_OK);
+  EXPECT_EQ(other.wrong_bytes(2, wanted[0], slots[0]), 0u);
+  ASSERT_EQ(moecached_lane_resolve_resident(other.lane(), 2, wanted, 4, slots), MOECACHED_OK);
+  EXPECT_GE(slots[0], 0);
+  EXPECT_EQ(slots[2], -1);
+  ASSERT_EQ(moecached_stream_begin(other.lane(), 2, 0, &wanted[2], 2, 0), MOECACHED_OK);
+  const void* data = nullptr;
+  ASSERT_EQ(moecached_stream_wait(other.lane(), 0, &data), MOECACHED_OK) << moecached_last_error();
+  moecached_part_info part{};
+  ASSERT_EQ(moecached_model_part(other.model(), 2, 0, &part), MOECACHED_OK);
+  std::vector<std::byte> expected(part.expert_bytes);
+  test::fill_tensor_bytes(part.name, 7 * part.expert_bytes, expected);
+  EXPECT_EQ(std::memcmp(data, expected.data(), expected.size()), 0);
+  EXPECT_EQ(other.counters().fallback_reads, 0u);
+  // When it goes on, everybody has room again.
+  moecached_lane_end(stalled.lane());
+  EXPECT_EQ(stalled.decode(6, 20), 0u);
+  EXPECT_EQ(moecached_lane_resolve(other.lane(), 2, wanted, 1, 4, 0, slots), MOECACHED_OK);
+  EXPECT_EQ(other.counters().fallback_reads, 0u);
 }
 
 TEST_F(ClientDaemonTest, UnusedModelMakesRoomAndUsedOneDoesNot) {

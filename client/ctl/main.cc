@@ -90,6 +90,11 @@ struct CommandLine {
         ->type_name("SIZE");
     run_->add_option("--gpu-keep-free", run.daemon.gpu_keep_free, "GPU memory that it leaves to others")
         ->type_name("SIZE");
+    run_->add_option("--gpu-policy", run.daemon.gpu_policy, "the eviction policy of its slots in GPU memory")
+        ->type_name("SPEC");
+    run_->add_option("--gpu-max-slowdown", run.daemon.gpu_max_slowdown,
+                     "what its uploads to a GPU may cost a decoding program; 100: no limit")
+        ->type_name("PERCENT");
     run_->add_flag("--private", run.always_private, "start a private daemon even if one is running");
     run_->add_option("--plugin", run.plugin, "libggml-moecache.so, if it is not found")->type_name("PATH");
     run_->add_flag("--no-flags", run.no_flags, "set the environment only, add no -ot to llama.cpp programs");

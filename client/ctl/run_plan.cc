@@ -49,6 +49,8 @@ constexpr DaemonOption kDaemonOptions[] = {
     {&DaemonSizes::gpu_slots, "--gpu-slots", "--gpu-slots"},
     {&DaemonSizes::gpu_bytes, "--gpu-bytes", "--gpu-bytes"},
     {&DaemonSizes::gpu_keep_free, "--gpu-keep-free", "--gpu-keep-free"},
+    {&DaemonSizes::gpu_policy, "--gpu-policy", "--gpu-policy"},
+    {&DaemonSizes::gpu_max_slowdown, "--gpu-max-slowdown", "--gpu-max-slowdown"},
 };
 
 }  // namespace

@@ -191,6 +191,10 @@ class Run(unittest.TestCase):
         done = self.run_ctl("--pool-bytes", "1", "--", "true")
         self.assertEqual(done.returncode, 125)
         self.assertIn("between 64KiB and", done.stderr)
+        for option, value in (("--gpu-max-slowdown", "101"), ("--gpu-policy", "oracle"), ("--gpu-keep-free", "much")):
+            done = self.run_ctl(option, value, "--", "true")
+            self.assertEqual(done.returncode, 125)
+            self.assertIn(value, done.stderr)
         self.assertEqual(self.leftovers(), [])
 
     def test_signals_are_forwarded_and_the_daemon_stops_last(self):

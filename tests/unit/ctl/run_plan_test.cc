@@ -65,6 +65,8 @@ TEST(DaemonArguments, AreTheDaemonsFlags) {
               ElementsAre("--pool-bytes=4GiB", "--pool-slots=25%", "--policy-default=lru"));
   EXPECT_THAT(daemon_arguments({.gpu_slots = "16", .gpu_bytes = "8GiB", .gpu_keep_free = "1GiB"}),
               ElementsAre("--gpu-slots=16", "--gpu-bytes=8GiB", "--gpu-keep-free=1GiB"));
+  EXPECT_THAT(daemon_arguments({.gpu_policy = "ewma:decay=950", .gpu_max_slowdown = "0"}),
+              ElementsAre("--gpu-policy=ewma:decay=950", "--gpu-max-slowdown=0"));
 }
 
 TEST(DaemonArguments, AreNamedWhenTheyCannotBeUsed) {
@@ -72,6 +74,8 @@ TEST(DaemonArguments, AreNamedWhenTheyCannotBeUsed) {
   EXPECT_EQ(given_options({.gpu_bytes = "8GiB"}), "--gpu-bytes");
   EXPECT_EQ(given_options({.slots = "8", .gpu_slots = "16", .gpu_keep_free = "1GiB"}),
             "--slots, --gpu-slots and --gpu-keep-free");
+  EXPECT_EQ(given_options({.gpu_policy = "lru", .gpu_max_slowdown = "10"}),
+            "--gpu-policy and --gpu-max-slowdown");
 }
 
 TEST(WithEnvironment, ReplacesAddsAndRemoves) {

@@ -20,6 +20,14 @@ constexpr int kActiveTickMs = 20;
 constexpr int kIdleTickMs = 200;
 constexpr std::uint64_t kActiveFor = 1000 * kMillisecond;
 
+// Whether the lane may be in an epoch of the model. One that opens later begins later, and sees the entry
+// absent: it was set so before these loads, by a sequentially consistent store as well. So a lane of another
+// model of the session is not waited for, nor one that claims an epoch without being open.
+bool is_open_for(moecached_shm_lane& words, std::uint32_t model_id) {
+  return std::atomic_ref(words.state).load(std::memory_order_seq_cst) == 1 &&
+         std::atomic_ref(words.model_id).load(std::memory_order_seq_cst) == model_id;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Core>> Core::create(const Config& config, std::uint64_t boot_epoch) {
@@ -341,7 +349,8 @@ void Core::carry_out_commands() {
       for (auto& [id, state] : sessions_) {
         if (!state.session->models.contains(model_id)) continue;
         for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i) {
-          grace_lanes_.push_back({id * MOECACHED_MAX_LANES + i, &state.session->lane(i)});
+          moecached_shm_lane& words = state.session->lane(i);
+          if (is_open_for(words, model_id)) grace_lanes_.push_back({id * MOECACHED_MAX_LANES + i, &words});
         }
       }
       grace_.begin(std::span(tickets_).subspan(first, last - first), grace_lanes_, &grace_done_);

@@ -41,7 +41,9 @@ void Core::watch_stalls() {
     stalled_.clear();
     grace_.for_each_wait([&](std::uint64_t key, const GraceTicket& ticket) {
       Lane* lane = find_lane(key);
-      if (lane != nullptr && has_stalled(*lane, now)) stalled_.emplace_back(key, ticket);
+      // Opened, or opened for another model, since the loop last looked: then it has not stalled.
+      if (lane == nullptr || lane->model->id() != ticket.model) return;
+      if (has_stalled(*lane, now)) stalled_.emplace_back(key, ticket);
     });
     for (const auto& [key, ticket] : stalled_) {
       Lane& lane = *find_lane(key);

@@ -368,23 +368,15 @@ class LyingClients(BadInputTestCase):
             self.assertEqual(client.lanes[0].get("tail"), 0)
             self.assertEqual(client.lanes[0].get("lease_done"), 0)
 
-    def test_lane_that_claims_an_epoch_without_being_open_cannot_hurt_the_daemon_by_leaving(self):
+    def test_lane_that_claims_an_epoch_without_being_open_holds_up_nobody(self):
         with Daemon("--slots", "8") as daemon:
-            client = RawClient(daemon.socket)
-            client.open_model(harness.Q4_K)
-            for lane in client.lanes:
-                lane.set(begun=1 << 16 | raw_client.ALL_LAYERS)
-            # Fills the pool and then waits for the epoch that never ends.
-            waiting = Host(harness.Q4_K, daemon=daemon, threads=1, environment={"MOECACHED_WAIT_MS": "200000"})
-            wait_for("the pool to be full and somebody to wait",
-                     lambda: any(session["leases_pending"] > 0 for session in daemon.sessions()) and
-                     any(layer["resident"] < 8 for layer in daemon.models()[0]["layers"]) and
-                     any(layer["evictions"] > 0 for layer in daemon.models()[0]["layers"]))
-            client.close()
+            with RawClient(daemon.socket) as client:
+                client.open_model(harness.Q4_K)
+                for lane in client.lanes:
+                    lane.set(begun=1 << 16 | raw_client.ALL_LAYERS)
+                self.assert_good_client(daemon)
+            self.assertTrue(all(layer["evictions"] > 0 for layer in daemon.models()[0]["layers"]), "the test shows nothing")
             wait_for("the liar to be gone", lambda: all(session["id"] != client.session_id for session in daemon.sessions()))
-            waiting.finish()
-            self.assert_served(waiting)
-            self.assert_same(waiting, stock(harness.Q4_K))
             self.assert_alive(daemon)
             self.assert_good_client(daemon)
 

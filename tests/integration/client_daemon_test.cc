@@ -281,6 +281,27 @@ TEST_F(ClientDaemonTest, LaneThatStallsInItsEpochKeepsItsExpertsAndHoldsUpNobody
   EXPECT_EQ(stalled.decode(5, 20), 0u);
 }
 
+// As a draft model beside its main one: another model's layer of the same index is nobody's business.
+TEST_F(ClientDaemonTest, LaneThatStallsKeepsNothingOfAnotherModelOfItsSession) {
+  const auto small = folder_ / "small.gguf";
+  test::write_file(small, test::make_moe({.n_layers = 1, .n_experts = 4, .n_expert_used = 2}).build().bytes);
+  Client stalled(folder_, model_), other(folder_, model_);
+  const char* path = small.c_str();
+  moecached_model* model = nullptr;
+  moecached_lane* lane = nullptr;
+  ASSERT_EQ(moecached_model_open(stalled.session(), &path, 1, &model), MOECACHED_OK)
+      << moecached_last_error();
+  ASSERT_EQ(moecached_lane_open(model, &lane), MOECACHED_OK) << moecached_last_error();
+  std::int32_t ids[2] = {1, 2}, slots[2];
+  ASSERT_EQ(moecached_lane_resolve(lane, 0, ids, 1, 2, 0, slots), MOECACHED_OK);
+  EXPECT_EQ(other.decode(8, 60), 0u);
+  EXPECT_EQ(other.counters().fallback_reads, 0u);
+  EXPECT_TRUE(std::ranges::none_of(daemon_->sessions(), [](const SessionReport& s) { return s.stalled; }))
+      << "nobody waited for it";
+  moecached_lane_close(lane);
+  moecached_model_close(model);
+}
+
 TEST_F(ClientDaemonTest, LaneThatStallsInItsLeaseLeavesTheOthersToStreaming) {
   Client stalled(folder_, model_), other(folder_, model_);
   std::int32_t held[4] = {1, 2, 3, 4}, wanted[4] = {5, 6, 7, 8}, slots[4];

@@ -282,6 +282,7 @@ void FakeDaemon::fetch(int socket, const moecached_handle_gpu_fetch& wanted) {
 }
 
 void FakeDaemon::set_tail(std::uint32_t index, std::uint64_t epoch) {
+  const std::lock_guard lock(mutex_);  // its thread reads the word of a lane that has no model yet
   std::atomic_ref(lane(index).tail).store(epoch, std::memory_order_release);
 }
 

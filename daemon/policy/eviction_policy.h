@@ -15,6 +15,19 @@ namespace moecached {
 // Counts events of one layer: each routed token set is one step. Experts of one step count as simultaneous.
 using Step = std::uint64_t;
 
+// What was seen of an expert before the policy's first event.
+struct PastUse {
+  double uses_per_step = 0;  // 0..1, newer steps weighing more
+  Step last_step = 0;        // 0: never used
+};
+
+// What the loads of one layer's experts cost now, as measured.
+struct PolicyCosts {
+  double miss_ns = 1;    // one use of an absent expert: read in place, or loaded while a client waits
+  double upload_ns = 1;  // one expert's copy on the link, were it idle
+  double link_busy = 1;  // 0..1: share of time in which the link serves misses, which an upload holds up
+};
+
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
@@ -24,8 +37,14 @@ class EvictionPolicy {
   virtual void on_insert(ExpertIndex expert, Step step) noexcept = 0;
   // A resident expert was used. REQUIRES: it is resident. Several calls with one step are one event.
   virtual void on_access(ExpertIndex expert, Step step) noexcept = 0;
-  // An expert that is not resident was used. Policies that know nothing of absent experts ignore it.
+  // An expert that is not resident was used; reported before the insertion that it may lead to. Policies that
+  // know nothing of absent experts ignore it.
   virtual void on_miss(ExpertIndex /*expert*/, Step /*step*/) noexcept {}
+  // Warm start, before the first event: one entry per expert, as of step `now`. Events of older steps that
+  // follow are part of what is told here. Policies that keep no scores ignore it.
+  virtual void seed(std::span<const PastUse> /*past*/, Step /*now*/) noexcept {}
+  // May be told at any time; policies that weigh no costs ignore it.
+  virtual void set_costs(const PolicyCosts& /*costs*/) noexcept {}
   // A resident expert was removed, by rank's choice or another reason. REQUIRES: it is resident.
   virtual void on_remove(ExpertIndex expert) noexcept = 0;
 

@@ -5,15 +5,16 @@
 // W. Roberts, "Control Chart Tests Based on Geometric Moving Averages", Technometrics 1(3), 1959.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
-#include <vector>
 
 #include "daemon/base/result.h"
 #include "daemon/policy/eviction_policy.h"
 #include "daemon/policy/registry.h"
+#include "daemon/policy/score_ranking.h"
+#include "daemon/policy/use_rates.h"
 
 namespace moecached {
 
@@ -30,6 +31,7 @@ class EwmaPolicy final : public EvictionPolicy {
   void on_access(ExpertIndex expert, Step step) noexcept override;
   void on_miss(ExpertIndex expert, Step step) noexcept override;
   void on_remove(ExpertIndex expert) noexcept override;
+  void seed(std::span<const PastUse> past, Step now) noexcept override;
   [[nodiscard]] std::size_t rank(std::span<const ExpertIndex> candidates,
                                  std::span<ExpertIndex> victims_out) noexcept override;
   [[nodiscard]] double gain(ExpertIndex newcomer, ExpertIndex victim) const noexcept override;
@@ -37,23 +39,8 @@ class EwmaPolicy final : public EvictionPolicy {
   [[nodiscard]] double score(ExpertIndex expert) const noexcept;  // at the newest step seen
 
  private:
-  struct Average {
-    double value = 0;  // at `step`
-    Step step = 0;
-  };
-  struct Ranked {
-    double score;
-    Step step;
-    ExpertIndex expert;
-  };
-  void use(ExpertIndex expert, Step step) noexcept;
-  [[nodiscard]] double faded(const Average& average, Step now) const noexcept;
-
-  const double decay_;
-  std::array<double, 256> powers_{};  // of decay_
-  Step now_ = 0;
-  std::vector<Average> averages_;
-  std::vector<Ranked> ranked_;  // scratch
+  UseRates rates_;
+  ScoreRanking ranking_;
 };
 
 }  // namespace moecached

@@ -28,6 +28,14 @@ class RecencyList {
     return ExpertIndex(nodes_[end_].next);
   }
 
+  // Walks from the lowest to the highest; kEnd behind the last. REQUIRES of next: the expert is in the list.
+  static constexpr ExpertIndex kEnd{UINT32_MAX};
+  [[nodiscard]] ExpertIndex first() const noexcept { return named(nodes_[end_].next); }
+  [[nodiscard]] ExpertIndex next(ExpertIndex expert) const noexcept {
+    CHECK(contains(expert));
+    return named(nodes_[expert.value].next);
+  }
+
   // Both put the expert where (key, id) belongs; they differ in the end that the search starts from, so that
   // the usual key of each caller costs a few comparisons. REQUIRES: the expert is not in the list.
   void insert_from_back(ExpertIndex expert, Key key) noexcept;   // for keys that are newer than most
@@ -49,6 +57,9 @@ class RecencyList {
   };
   [[nodiscard]] bool before(std::uint32_t node, Key key, std::uint32_t id) const noexcept {
     return nodes_[node].key != key ? nodes_[node].key < key : node < id;
+  }
+  [[nodiscard]] ExpertIndex named(std::uint32_t node) const noexcept {
+    return node == end_ ? kEnd : ExpertIndex(node);
   }
   void link_after(std::uint32_t at, ExpertIndex expert, Key key) noexcept;
 

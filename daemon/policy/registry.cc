@@ -3,9 +3,16 @@
 #include <array>
 #include <string>
 
+#include "daemon/policy/arc.h"
 #include "daemon/policy/ewma.h"
+#include "daemon/policy/fifo.h"
+#include "daemon/policy/lfu.h"
 #include "daemon/policy/lru.h"
+#include "daemon/policy/s3fifo.h"
+#include "daemon/policy/sieve.h"
 #include "daemon/policy/slru.h"
+#include "daemon/policy/static.h"
+#include "daemon/policy/wtinylfu.h"
 
 namespace moecached {
 namespace {
@@ -17,9 +24,16 @@ struct Entry {
 
 // A new policy joins here, and with it every test that runs over policy_names().
 constexpr auto kPolicies = std::to_array<Entry>({
+    {ArcPolicy::kName, &ArcPolicy::make},
     {EwmaPolicy::kName, &EwmaPolicy::make},
+    {FifoPolicy::kName, &FifoPolicy::make},
+    {LfuPolicy::kName, &LfuPolicy::make},
     {LruPolicy::kName, &LruPolicy::make},
+    {S3FifoPolicy::kName, &S3FifoPolicy::make},
+    {SievePolicy::kName, &SievePolicy::make},
     {SlruPolicy::kName, &SlruPolicy::make},
+    {StaticPolicy::kName, &StaticPolicy::make},
+    {WTinyLfuPolicy::kName, &WTinyLfuPolicy::make},
 });
 
 constexpr auto kNames = [] {

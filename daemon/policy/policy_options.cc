@@ -73,11 +73,22 @@ Result<std::size_t> PolicyOptions::word(std::string_view key, std::span<const st
   return static_cast<std::size_t>(at - words.begin());
 }
 
+std::string PolicyOptions::without(std::string_view key) const {
+  std::string out;
+  for (const auto& [name, value] : given_) {
+    if (name == key) continue;
+    if (!out.empty()) out += ',';
+    out.append(name).append("=").append(value);
+  }
+  return out;
+}
+
 Status PolicyOptions::all_known() const {
   for (const auto& [name, value] : given_) {
     if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
-    return fault("no option " + quoted(name) + "; " +
-                 (known_.empty() ? "it has none" : std::string("it has ").append(joined(known_))));
+    std::vector<std::string_view> known = known_;
+    known.push_back(kAdmit);
+    return fault("no option " + quoted(name) + "; it has " + joined(known));
   }
   return ok();
 }

@@ -16,6 +16,9 @@ namespace moecached {
 
 class PolicyOptions {
  public:
+  // Every policy has this option: admission.h takes it out before a policy sees its own, and errors name it.
+  static constexpr std::string_view kAdmit = "admit";
+
   // `policy` is named in errors. kInvalid: an item without "=", or a key given twice.
   [[nodiscard]] static Result<PolicyOptions> parse(std::string_view policy, std::string_view text);
 
@@ -26,6 +29,8 @@ class PolicyOptions {
   [[nodiscard]] Result<std::uint32_t> number(std::string_view key, Bounds bounds, std::uint32_t fallback);
   // The position in `words` of the option's value; 0 when it was not given.
   [[nodiscard]] Result<std::size_t> word(std::string_view key, std::span<const std::string_view> words);
+  // The spec again, as text, less one option.
+  [[nodiscard]] std::string without(std::string_view key) const;
   // kInvalid: the spec has an option that was never asked for.
   [[nodiscard]] Status all_known() const;
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <string>
 
+#include "daemon/policy/admission.h"
 #include "daemon/policy/arc.h"
 #include "daemon/policy/ewma.h"
 #include "daemon/policy/fifo.h"
@@ -57,7 +58,12 @@ Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view spec, Polic
   const std::string_view options =
       colon == std::string_view::npos ? std::string_view() : spec.substr(colon + 1);
   for (const Entry& entry : kPolicies) {
-    if (entry.name == name) return entry.make(options, shape);
+    if (entry.name != name) continue;
+    const Result<AdmissionSplit> split = split_admission(name, options);
+    if (!split) return split.error();
+    auto policy = entry.make(split->policy_options, shape);
+    if (!policy) return std::move(policy).error();
+    return with_admission(split->admission, shape, std::move(policy).value());
   }
   std::string known;
   for (std::string_view each : kNames) known.append(known.empty() ? "" : ", ").append(each);

@@ -15,8 +15,9 @@ struct PolicyShape {
   std::uint32_t n_slots = 0;    // how many can be resident at once
 };
 
-// spec: "lru", "slru", "slru:probation=20,admit=second-miss". Options a policy does not know are an error
-// that lists those it knows; an unknown name lists the names.
+// spec: "lru", "slru:probation=20", "lfu:halve=64,admit=second-miss". Every policy takes
+// admit=always|second-miss|value (admission.h). Options a policy does not know are an error that lists those
+// it knows; an unknown name lists the names.
 [[nodiscard]] Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view spec, PolicyShape shape);
 [[nodiscard]] std::span<const std::string_view> policy_names();
 

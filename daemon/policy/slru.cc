@@ -1,7 +1,6 @@
 #include "daemon/policy/slru.h"
 
 #include <algorithm>
-#include <array>
 
 #include "daemon/policy/candidate_marks.h"
 #include "daemon/policy/policy_options.h"
@@ -10,7 +9,6 @@ namespace moecached {
 namespace {
 
 RecencyList::Key newest_end(Step step) { return static_cast<RecencyList::Key>(step); }
-RecencyList::Key eviction_end(Step step) { return -1 - static_cast<RecencyList::Key>(step); }
 
 std::uint32_t protected_share(PolicyShape shape, SlruOptions options) {
   const std::uint64_t rounded = (std::uint64_t{shape.n_slots} * options.probation_percent + 50) / 100;
@@ -20,53 +18,27 @@ std::uint32_t protected_share(PolicyShape shape, SlruOptions options) {
 }  // namespace
 
 Result<std::unique_ptr<EvictionPolicy>> SlruPolicy::make(std::string_view options, PolicyShape shape) {
-  static constexpr std::array<std::string_view, 2> kAdmit = {"always", "second-miss"};
   Result<PolicyOptions> parsed = PolicyOptions::parse(kName, options);
   if (!parsed) return std::move(parsed).error();
   const Result<std::uint32_t> percent =
       parsed->number("probation", {.low = 1, .high = 100}, SlruOptions{}.probation_percent);
   if (!percent) return percent.error();
-  const Result<std::size_t> admit = parsed->word("admit", kAdmit);
-  if (!admit) return admit.error();
   if (Status known = parsed->all_known(); !known) return std::move(known).error();
-  return std::unique_ptr<EvictionPolicy>(std::make_unique<SlruPolicy>(
-      shape, SlruOptions{.probation_percent = *percent, .admit_on_second_miss = *admit == 1}));
+  return std::unique_ptr<EvictionPolicy>(
+      std::make_unique<SlruPolicy>(shape, SlruOptions{.probation_percent = *percent}));
 }
 
 SlruPolicy::SlruPolicy(PolicyShape shape, SlruOptions options)
-    : admit_on_second_miss_(options.admit_on_second_miss),
-      protected_slots_(protected_share(shape, options)),
-      ghost_slots_(shape.n_slots),
+    : protected_slots_(protected_share(shape, options)),
       probation_(shape.n_experts),
       protected_(shape.n_experts),
-      ghosts_(options.admit_on_second_miss ? shape.n_experts : 0),
       last_step_(shape.n_experts),
       marks_(shape.n_experts) {}
-
-bool SlruPolicy::admit_as_hot(ExpertIndex expert, Step step) noexcept {
-  if (!admit_on_second_miss_) return true;
-  // Names are dropped when a new step begins, never within one: which experts of a step count as known must
-  // not depend on the order in which they are reported.
-  if (step != ghost_step_) {
-    while (ghosts_.size() > ghost_slots_) ghosts_.erase(ghosts_.front());
-    ghost_step_ = step;
-  }
-  if (ghosts_.contains(expert)) {
-    ghosts_.erase(expert);
-    return true;
-  }
-  ghosts_.insert_from_back(expert, newest_end(step));
-  return false;
-}
 
 void SlruPolicy::on_insert(ExpertIndex expert, Step step) noexcept {
   CHECK(!protected_.contains(expert));
   last_step_[expert.value] = step;
-  if (admit_as_hot(expert, step)) {
-    probation_.insert_from_back(expert, newest_end(step));
-  } else {
-    probation_.insert_from_front(expert, eviction_end(step));
-  }
+  probation_.insert_from_back(expert, newest_end(step));
 }
 
 void SlruPolicy::on_access(ExpertIndex expert, Step step) noexcept {

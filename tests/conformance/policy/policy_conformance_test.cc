@@ -16,10 +16,13 @@ namespace {
 
 std::vector<std::string> specs() {
   std::vector<std::string> all(policy_names().begin(), policy_names().end());
-  all.insert(all.end(),
-             {"ewma:decay=500", "ewma:decay=999", "lfu:halve=1", "lfu:halve=64", "s3fifo:small=1",
-              "s3fifo:small=50", "slru:probation=50", "slru:probation=100", "slru:admit=second-miss",
-              "static:learn=20", "wtinylfu:window=1", "wtinylfu:window=50"});
+  all.insert(all.end(), {"ewma:decay=500", "ewma:decay=999", "lfu:halve=1", "lfu:halve=64", "s3fifo:small=1",
+                         "s3fifo:small=50", "slru:probation=50", "slru:probation=100", "static:learn=20",
+                         "wtinylfu:window=1", "wtinylfu:window=50"});
+  for (std::string_view name : policy_names()) {
+    all.push_back(std::string(name) + ":admit=second-miss");
+    all.push_back(std::string(name) + ":admit=value");
+  }
   return all;
 }
 

@@ -28,7 +28,10 @@ namespace {
 TEST(EveryPolicy, AllocatesNothingAfterItsConstruction) {
   constexpr std::uint32_t kExperts = 64, kSlots = 16;
   std::vector<std::string> specs(policy_names().begin(), policy_names().end());
-  specs.push_back("slru:admit=second-miss");
+  for (std::string_view name : policy_names()) {
+    specs.push_back(std::string(name) + ":admit=second-miss");
+    specs.push_back(std::string(name) + ":admit=value");
+  }
   for (const std::string& spec : specs) {
     auto policy = make_policy(spec, {.n_experts = kExperts, .n_slots = kSlots});
     ASSERT_TRUE(policy);
@@ -40,6 +43,7 @@ TEST(EveryPolicy, AllocatesNothingAfterItsConstruction) {
         if ((*policy)->rank(candidates, victims) != 1) std::abort();
         (*policy)->on_remove(candidates[0]);
       }
+      (*policy)->on_miss(ExpertIndex(i % kExperts), 2 * i);
       (*policy)->on_insert(ExpertIndex(i % kExperts), 2 * i);
       (*policy)->on_access(ExpertIndex(i % kExperts), 2 * i + 1);
     }

@@ -49,7 +49,7 @@ TEST(PolicyOptions, ListsTheKnownOnesWhenOneIsUnknown) {
   ASSERT_TRUE(options->word("colour", kColours));
   const Status known = options->all_known();
   ASSERT_FALSE(known);
-  EXPECT_EQ(known.error().text, "policy p: no option 'siez'; it has size, colour");
+  EXPECT_EQ(known.error().text, "policy p: no option 'siez'; it has size, colour, admit");
 }
 
 TEST(PolicyOptions, RefusesItemsThatAreNotKeyEqualsValueAndKeysGivenTwice) {

@@ -46,14 +46,14 @@ TEST(PolicyRegistry, AnUnknownNameIsAnErrorThatListsTheNames) {
 }
 
 TEST(PolicyRegistry, AnUnknownOptionIsAnErrorThatListsTheKnownOnes) {
-  EXPECT_EQ(error_of("lru:probation=20"), "policy lru: no option 'probation'; it has none");
+  EXPECT_EQ(error_of("lru:probation=20"), "policy lru: no option 'probation'; it has admit");
   EXPECT_EQ(error_of("slru:size=20"), "policy slru: no option 'size'; it has probation, admit");
 }
 
 TEST(PolicyRegistry, AnOptionOutOfRangeIsAnErrorThatSaysTheRange) {
   EXPECT_THAT(error_of("slru:probation=0"), HasSubstr("from 1 to 100"));
   EXPECT_THAT(error_of("slru:probation=101"), HasSubstr("from 1 to 100"));
-  EXPECT_THAT(error_of("slru:admit=never"), HasSubstr("always, second-miss"));
+  EXPECT_THAT(error_of("slru:admit=never"), HasSubstr("always, second-miss, value"));
 }
 
 TEST(PolicyRegistry, RefusesShapesWithoutASlotOrWithMoreSlotsThanExperts) {

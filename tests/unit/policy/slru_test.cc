@@ -25,8 +25,6 @@ std::vector<ExpertIndex> ranked(EvictionPolicy& policy, const std::vector<Expert
   return out;
 }
 
-constexpr SlruOptions kSecondMiss{.probation_percent = 20, .admit_on_second_miss = true};
-
 TEST(SlruPolicy, ProtectsFourFifthsOfTheSlotsByDefaultAndLeavesProbationAtLeastOne) {
   const auto share = [](std::uint32_t n_slots, SlruOptions options) {
     return SlruPolicy({.n_experts = 4096, .n_slots = n_slots}, options).protected_slots();
@@ -96,40 +94,6 @@ TEST(SlruPolicy, OneSlotWorks) {
   policy.on_access(ExpertIndex(2), 2);
   policy.on_access(ExpertIndex(2), 3);
   EXPECT_EQ(ranked(policy, experts({2}), 1), experts({2}));
-}
-
-TEST(SlruPolicy, SecondMissPutsAFirstTimeExpertAtTheEvictionEnd) {
-  SlruPolicy policy({.n_experts = 8, .n_slots = 4}, kSecondMiss);
-  policy.on_insert(ExpertIndex(5), 1);
-  policy.on_insert(ExpertIndex(1), 2);
-  policy.on_insert(ExpertIndex(3), 3);
-  EXPECT_EQ(ranked(policy, experts({1, 3, 5}), 3), experts({3, 1, 5}));
-}
-
-TEST(SlruPolicy, SecondMissAdmitsAnExpertReadAgainWhileItIsRemembered) {
-  SlruPolicy policy({.n_experts = 8, .n_slots = 4}, kSecondMiss);
-  policy.on_insert(ExpertIndex(5), 1);
-  policy.on_remove(ExpertIndex(5));
-  policy.on_insert(ExpertIndex(1), 2);
-  policy.on_insert(ExpertIndex(5), 3);
-  EXPECT_EQ(ranked(policy, experts({1, 5}), 2), experts({1, 5}));
-  policy.on_remove(ExpertIndex(5));  // its name was used up: the next read is a first one again
-  policy.on_insert(ExpertIndex(5), 4);
-  EXPECT_EQ(ranked(policy, experts({1, 5}), 2), experts({5, 1}));
-}
-
-TEST(SlruPolicy, SecondMissForgetsTheOldestNameBeyondOnePerSlot) {
-  SlruPolicy policy({.n_experts = 16, .n_slots = 2}, kSecondMiss);
-  for (std::uint32_t value = 0; value < 4; ++value) {
-    policy.on_insert(ExpertIndex(value), 1 + value);
-    policy.on_remove(ExpertIndex(value));
-  }
-  policy.on_insert(ExpertIndex(9), 9);  // only 2 and 3 are remembered from here on
-  policy.on_insert(ExpertIndex(3), 10);
-  EXPECT_EQ(ranked(policy, experts({9, 3}), 2), experts({9, 3}));
-  policy.on_remove(ExpertIndex(3));
-  policy.on_insert(ExpertIndex(1), 11);
-  EXPECT_EQ(ranked(policy, experts({9, 1}), 2), experts({1, 9}));
 }
 
 // The definition again, as slow lists: what the intrusive arrays must agree with.

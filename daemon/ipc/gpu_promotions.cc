@@ -6,16 +6,9 @@
 
 #include "daemon/ipc/gpu_service_state.h"
 #include "daemon/platform/clock.h"
+#include "daemon/residency/promotion.h"
 
 namespace moecached {
-namespace {
-
-// Gain, in uses per token, below which an upload is not worth its share of the link. Link time per token
-// (misses read in place at 40 GB/s, uploads copied at 50) is least between 0.03 and 0.06 on the gpt-oss-20b
-// and the Qwen3-30B-A3B traces, at 10, 25 and 50 % slots alike.
-constexpr double kGainMin = 0.04;
-
-}  // namespace
 
 void GpuService::start_growth(Entry& entry) {
   if (entry.device->lost || entry.growth != Entry::Growth::kNone) return;
@@ -153,7 +146,7 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
     candidate.gain = model.n_slots()[candidate.layer.value] == 0
                          ? 0
                          : brain_.promotion_gain(model.id(), candidate.layer, candidate.expert);
-  std::erase_if(entry.candidates, [](const Entry::Candidate& c) { return c.gain < kGainMin; });
+  std::erase_if(entry.candidates, [](const Entry::Candidate& c) { return c.gain < kPromotionGainMin; });
   std::sort(entry.candidates.begin(), entry.candidates.end());
   for (const Entry::Candidate& candidate : entry.candidates) {
     if (entry.promotions >= kPromotionsMax) break;
@@ -161,7 +154,7 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
     const std::uint64_t bytes = model.expert_bytes(candidate.layer);
     if (!into_free_slot && !entry.device->budget.allows(bytes)) break;
     // Asked again: promotions of this round have changed what is worth it.
-    if (brain_.promotion_gain(model.id(), candidate.layer, candidate.expert) < kGainMin) continue;
+    if (brain_.promotion_gain(model.id(), candidate.layer, candidate.expert) < kPromotionGainMin) continue;
     if (!brain_.promote(model.id(), candidate.layer, candidate.expert)) continue;
     entry.device->budget.uploaded(bytes);
     ++entry.promotions;

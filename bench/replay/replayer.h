@@ -1,0 +1,55 @@
+// Replays a trace through the daemon's own brain and policies, event by event: what a token asked for in one
+// layer is looked up together, against the state before it, and only then loaded. Plays the shell (core loop
+// or GPU service) with reads, copies and grace periods that take no time. Thread: one. Memory: the brain's,
+// and a byte an expert.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bench/replay/interleave.h"
+#include "bench/replay/trace.h"
+#include "daemon/residency/brain.h"
+
+namespace moecached::replay {
+
+enum class Mode : std::uint8_t {
+  kPool,     // CPU host: every miss is loaded into a slot before it is used
+  kCovered,  // GPU: a miss is read in place; a promotion must gain more than kPromotionGainMin
+};
+
+struct Tally {
+  std::uint64_t rows = 0;
+  std::uint64_t lookups = 0, hits = 0;
+  std::uint64_t insertions = 0;  // uploads into slots
+  void add(const Tally& other);
+  [[nodiscard]] std::uint64_t misses() const { return lookups - hits; }
+};
+
+// Experts over the link (or from the disk): what is loaded into slots, and in covered mode what is read in
+// place.
+[[nodiscard]] std::uint64_t link_experts(const Tally& tally, Mode mode);
+
+struct ReplayOptions {
+  Mode mode = Mode::kPool;
+  std::string policy;
+  std::vector<std::uint32_t> n_slots;  // of each pool, by layer
+  std::uint32_t n_lanes = 1;           // of the order
+  bool private_pools = false;          // one for each lane instead of one for all
+};
+
+struct ReplayResult {
+  Tally prefill, decode;
+  std::vector<LayerCounters> layers;  // the brain's, summed over the pools
+  std::uint64_t events_too_wide = 0;  // more experts than slots: what was absent was not loaded, but streamed
+  double seconds = 0;
+  [[nodiscard]] Tally total() const;
+};
+
+// kInvalid: a policy or slots that cannot be.
+[[nodiscard]] Result<ReplayResult> replay(const Trace& trace, std::span<const Turn> order,
+                                          const ReplayOptions& options);
+
+}  // namespace moecached::replay

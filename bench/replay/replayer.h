@@ -44,7 +44,7 @@ struct ReplayResult {
   Tally prefill, decode;
   std::vector<LayerCounters> layers;  // the brain's, summed over the pools
   std::uint64_t events_too_wide = 0;  // more experts than slots: what was absent was not loaded, but streamed
-  double seconds = 0;
+  double seconds = 0;                 // of processor time
   [[nodiscard]] Tally total() const;
 };
 

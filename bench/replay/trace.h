@@ -1,8 +1,10 @@
 // A routing trace in memory: who asked for which experts, token by token, layer by layer. Read from
 // moetrace-csv v1:
-//   line 1  "# moetrace-csv v1 " and a JSON object: layers, experts, k (columns of a layer), and what is
-//   known of its origin line 2  seq,tok,phase,L0_0,L0_1,...: the column names then    a row a token; phase 0
-//   prefill, 1 decode; -1: no id (not recorded, or fewer than k)
+//
+//   line 1  "# moetrace-csv v1 " and a JSON object: layers, experts, k (columns of a layer), where it is from
+//   line 2  seq,tok,phase,L0_0,L0_1,...: the names of the columns
+//   then    a row a token; phase 0 prefill, 1 decode; -1: no id (not recorded, or fewer than k)
+//
 // All ids of one row and one layer are one event: they were asked for together. Thread: any, read-only once
 // read. Memory: two bytes an id, at most ReadLimits::bytes.
 #pragma once

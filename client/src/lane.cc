@@ -11,7 +11,12 @@ namespace {
 // large, and the flag only tells the daemon's policy how much to read into the routing.
 constexpr std::size_t kPrefillRows = 32;
 
-std::uint16_t route_flags(std::size_t rows) { return rows > kPrefillRows ? MOECACHED_FLAG_PREFILL : 0; }
+LaneChannel::Batch batch_of(std::size_t rows) {
+  LaneChannel::Batch batch;
+  if (rows > kPrefillRows) batch.flags = MOECACHED_FLAG_PREFILL;
+  batch.n_tokens = static_cast<std::uint16_t>(std::min<std::size_t>(rows, UINT16_MAX));
+  return batch;
+}
 
 }  // namespace
 
@@ -45,16 +50,16 @@ moecached_status Lane::resolve(std::uint32_t layer, const IdMatrix& ids, std::in
   }
   begin(layer);
   const std::uint64_t n_pairs = ids.rows * ids.cols;
-  const std::uint16_t flags = route_flags(ids.rows);
+  const LaneChannel::Batch batch = batch_of(ids.rows);
   std::uint64_t hits = n_pairs;
   if (load_entries(view) > 0) [[unlikely]] {
-    if (const auto status = serve_absent(layer, flags)) {
+    if (const auto status = serve_absent(layer, batch)) {
       end();
       return status;
     }
     hits = count_hits(ids);
   } else {
-    note_route(layer, flags, {distinct_.data(), n_distinct_});
+    note_route(layer, batch, {distinct_.data(), n_distinct_});
   }
   scatter(ids, slots_out);
   note_lookups(n_pairs, hits);
@@ -81,7 +86,7 @@ moecached_status Lane::resolve_resident(std::uint32_t layer, std::span<const std
   // record.
   const auto resident = [this](std::uint16_t expert) { return slot_of_[expert] >= 0; };
   std::partition(distinct_.begin(), distinct_.begin() + static_cast<std::ptrdiff_t>(n_distinct_), resident);
-  if (n_resident > 0) note_route(layer, MOECACHED_FLAG_PREFILL, {distinct_.data(), n_resident});
+  if (n_resident > 0) note_route(layer, {.flags = MOECACHED_FLAG_PREFILL}, {distinct_.data(), n_resident});
   note_lookups(n_resident, n_resident);
   return MOECACHED_OK;
 }
@@ -146,10 +151,10 @@ void Lane::begin(std::uint32_t layer) {
   channel_.begin(layer);
 }
 
-void Lane::note_route(std::uint32_t layer, std::uint16_t flags, std::span<const std::uint16_t> ids) {
+void Lane::note_route(std::uint32_t layer, LaneChannel::Batch batch, std::span<const std::uint16_t> ids) {
   if (ids.empty() || !channel_.connection().connected()) [[unlikely]]
     return;
-  const std::uint64_t dropped = channel_.post_route(layer, flags, ids);
+  const std::uint64_t dropped = channel_.post_route(layer, batch, ids);
   if (dropped > 0) [[unlikely]] {
     counters_.dropped_records.add(dropped);
     add_to_own_word(&channel_.words().dropped, dropped);

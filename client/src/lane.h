@@ -72,13 +72,13 @@ class Lane {
   [[nodiscard]] bool gather(const IdMatrix& ids, std::uint32_t n_experts);
   [[nodiscard]] std::size_t load_entries(const LayerView& view);
   void scatter(const IdMatrix& ids, std::int32_t* slots_out) const;
-  [[nodiscard]] moecached_status serve_absent(std::uint32_t layer, std::uint16_t flags);
+  [[nodiscard]] moecached_status serve_absent(std::uint32_t layer, LaneChannel::Batch batch);
   [[nodiscard]] moecached_status read_absent(std::uint32_t layer, bool asked_daemon);
   [[nodiscard]] std::uint64_t count_hits(const IdMatrix& ids) const;
 
   void begin(std::uint32_t layer);
   void release_pins();
-  void note_route(std::uint32_t layer, std::uint16_t flags, std::span<const std::uint16_t> ids);
+  void note_route(std::uint32_t layer, LaneChannel::Batch batch, std::span<const std::uint16_t> ids);
   void note_lookups(std::uint64_t lookups, std::uint64_t hits);
   void note_fallback(std::uint64_t reads, std::uint64_t bytes);
   [[nodiscard]] moecached_status read_stream(StreamHalf& half);

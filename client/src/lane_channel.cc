@@ -97,8 +97,7 @@ Answer LaneChannel::wait_for(const std::uint32_t* done, const std::uint32_t* sta
   }
 }
 
-Answer LaneChannel::lease(std::uint32_t layer, std::uint16_t flags,
-                          std::span<const std::uint16_t> ids) noexcept {
+Answer LaneChannel::lease(std::uint32_t layer, Batch batch, std::span<const std::uint16_t> ids) noexcept {
   if (!connection_->check_alive()) return Answer::kGone;
   moecached_shm_lane& lane = *block_->words;
   // One unanswered request is enough: each further miss would wait out the daemon's patience again.
@@ -107,8 +106,9 @@ Answer LaneChannel::lease(std::uint32_t layer, std::uint16_t flags,
   }
   Request request;
   request.kind = MOECACHED_RECORD_LEASE;
-  request.flags = flags;
+  request.flags = batch.flags;
   request.layer = static_cast<std::uint16_t>(layer);
+  request.part = batch.n_tokens;
   request.seq = block_->lease_seq + 1;
   request.epoch = block_->epoch + 1;
   const Answer posted = publish_when_room(request, ids);

@@ -42,16 +42,22 @@ class LaneChannel {
   // The lane uses nothing any more. Nobody is told: a daemon that waits for it looks every millisecond.
   void complete() noexcept { store_release(&block_->words->completed, block_->epoch); }
 
+  // What a ROUTE or LEASE record says of the batch that its ids come from.
+  struct Batch {
+    std::uint16_t flags = 0;
+    std::uint16_t n_tokens = 0;  // the ids are their union; 0: not told
+  };
+
   // Never waits. Returns how many records were dropped because the ring has no room for all of them.
-  std::uint64_t post_route(std::uint32_t layer, std::uint16_t flags,
-                           std::span<const std::uint16_t> ids) noexcept {
+  std::uint64_t post_route(std::uint32_t layer, Batch batch, std::span<const std::uint16_t> ids) noexcept {
     const std::uint64_t n_records = records_for(ids.size());
     if (!has_room(n_records)) [[unlikely]]
       return n_records;
     Request request;
     request.kind = MOECACHED_RECORD_ROUTE;
-    request.flags = flags;
+    request.flags = batch.flags;
     request.layer = static_cast<std::uint16_t>(layer);
+    request.part = batch.n_tokens;
     request.epoch = block_->epoch;
     publish(request, ids);
     return 0;
@@ -60,8 +66,7 @@ class LaneChannel {
   // Asks for experts to be kept resident until `completed` reaches the epoch after the current one, and
   // waits. REQUIRES: complete() was called: the current epoch uses nothing. The caller's next begin() is the
   // leased epoch.
-  [[nodiscard]] Answer lease(std::uint32_t layer, std::uint16_t flags,
-                             std::span<const std::uint16_t> ids) noexcept;
+  [[nodiscard]] Answer lease(std::uint32_t layer, Batch batch, std::span<const std::uint16_t> ids) noexcept;
 
   struct StreamRequest {
     std::uint32_t layer = 0;

@@ -16,7 +16,7 @@ constexpr int kLeaseAttempts = 3;
 
 // REQUIRES: the lane is in an epoch of `layer`, the entries are loaded, at least one is absent. Leaves it in
 // an epoch of the layer with all of them present, or returns why not.
-moecached_status Lane::serve_absent(std::uint32_t layer, std::uint16_t flags) {
+moecached_status Lane::serve_absent(std::uint32_t layer, LaneChannel::Batch batch) {
   const LayerView& view = mapping_->views[layer];
   for (std::size_t i = 0; i < n_distinct_; ++i) was_hit_[distinct_[i]] = slot_of_[distinct_[i]] >= 0;
 
@@ -26,7 +26,7 @@ moecached_status Lane::serve_absent(std::uint32_t layer, std::uint16_t flags) {
     channel_.complete();
     const std::uint32_t seq_before = block_->lease_seq;
     // All of them, not the absent ones alone: those present now may be evicted while the lane waits.
-    const Answer answer = channel_.lease(layer, flags, {distinct_.data(), n_distinct_});
+    const Answer answer = channel_.lease(layer, batch, {distinct_.data(), n_distinct_});
     if (block_->lease_seq != seq_before) {
       asked_daemon = true;
       counters_.leases.add(1);

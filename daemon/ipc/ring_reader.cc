@@ -91,7 +91,11 @@ RingOutcome RingReader::next(LaneMessage* out) {
   if (!valid) return RingOutcome::kRefused;
 
   out->layer = LayerIndex(first.layer);
-  out->part = first.part;
+  if (first.kind == MOECACHED_RECORD_STREAM) {
+    out->part = first.part;
+  } else {
+    out->n_tokens = first.part;
+  }
   out->epoch = first.epoch;
   out->prefill = (first.flags & MOECACHED_FLAG_PREFILL) != 0;
   out->ids = ids_;

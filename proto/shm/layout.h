@@ -243,7 +243,7 @@ struct moecached_shm_record {
   uint16_t layer;
   uint16_t n_ids;          // in this record, 1..MOECACHED_RECORD_IDS
   uint32_t seq;            // LEASE, STREAM: the value that lease_done / stream_done[half] gets
-  uint16_t part;           // STREAM: 0..layer.n_parts-1
+  uint16_t part;           // STREAM: 0..layer.n_parts-1; ROUTE, LEASE: tokens that the ids are the union of, 0: not told
   uint16_t half;           // STREAM: 0 or 1
   uint64_t epoch;          // ROUTE: the epoch that uses the ids; LEASE: the one that is going to
   uint16_t ids[MOECACHED_RECORD_IDS];

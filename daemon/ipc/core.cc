@@ -57,7 +57,7 @@ Core::Core(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<SsdTi
       wake_(std::move(wake)),
       epoll_(std::move(epoll)),
       reads_(*ssd_),
-      gpu_(config_, std::move(gpus), std::move(no_gpu_reason), reads_) {}
+      gpu_(config_, std::move(gpus), std::move(no_gpu_reason), reads_, taps_) {}
 
 Core::~Core() {
   stop();
@@ -226,7 +226,14 @@ void Core::handle_message(SessionState& state, Lane& lane, const LaneMessage& me
   lane.use_epoch = message.epoch;
   lane.use_layer = message.layer;
   lane.use_ids.assign(message.ids.begin(), message.ids.end());
+  const RoutingEvent event{.lane = lane.key,
+                           .graph = 0,
+                           .layer = message.layer,
+                           .token = 0,
+                           .n_tokens = message.n_tokens,
+                           .prefill = message.prefill};
   if (message.kind == MOECACHED_RECORD_ROUTE) {
+    taps_.put(lane.model->id(), event, message.ids);
     brain_.routed(lane.id, message.layer, message.ids);
     return;
   }
@@ -235,6 +242,7 @@ void Core::handle_message(SessionState& state, Lane& lane, const LaneMessage& me
     return;
   }
   lane.lease_pending = true;
+  taps_.put(lane.model->id(), event, message.ids);
   brain_.lease(lane.id, message.layer, message.ids, message.seq, message.epoch);
   carry_out_commands();
 }

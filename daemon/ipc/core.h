@@ -25,6 +25,7 @@
 #include "daemon/ipc/grace.h"
 #include "daemon/ipc/reads.h"
 #include "daemon/ipc/ring_reader.h"
+#include "daemon/ipc/routing_tap.h"
 #include "daemon/ipc/session.h"
 #include "daemon/ipc/shared_model.h"
 #include "daemon/platform/device.h"
@@ -96,6 +97,9 @@ class Core {
   Result<std::string> set_policy(std::uint32_t model, const std::string& spec);
   [[nodiscard]] std::string default_policy() const { return config_.policy; }
   Status drop_model(std::uint32_t model);
+  // model 0: the only one there is. kNotFound, kInvalid (several), kLimit (recordings).
+  Result<RoutingRecording> open_recording(std::uint32_t model);
+  void close_recording(const std::shared_ptr<RoutingTap>& tap) { taps_.close(tap); }
 
  private:
   // epoll user data: what woke the loop; the session's id lies above the two bits.
@@ -169,6 +173,7 @@ class Core {
 
   Brain brain_;
   ReadTable reads_;
+  RoutingTaps taps_;
   GpuService gpu_;
   std::vector<int> gpu_fds_;  // of gpu_, in epoll_
   GraceTracker grace_;

@@ -1,6 +1,7 @@
 // What the core loop tells the control plane.
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "daemon/ipc/core.h"
@@ -92,6 +93,34 @@ std::vector<SessionReport> Core::session_reports() const {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - session.connected_at).count();
   }
   return out;
+}
+
+Result<RoutingRecording> Core::open_recording(std::uint32_t wanted) {
+  // 4 MiB hold some seconds of a fast decode; a reader that is further behind loses events, which are
+  // counted.
+  constexpr std::size_t kTapBytes = 4u << 20;
+  const std::vector<ModelReport> models = model_reports();
+  if (wanted == 0 && models.size() > 1) {
+    std::string names;
+    for (const ModelReport& model : models)
+      names += (names.empty() ? "" : ", ") + std::to_string(model.id) + " (" + model.name + ")";
+    return Fault{FaultCode::kInvalid, "there are several models, say which to record: " + names};
+  }
+  const auto found = std::ranges::find_if(
+      models, [wanted](const ModelReport& model) { return wanted == 0 || model.id == wanted; });
+  if (found == models.end()) {
+    return Fault{FaultCode::kNotFound, wanted == 0
+                                           ? "there is no model to record: no client has opened one yet, "
+                                             "and none was registered"
+                                           : "no model " + std::to_string(wanted)};
+  }
+  if (taps_.is_full()) {
+    return Fault{FaultCode::kLimit, std::to_string(RoutingTaps::kMax) +
+                                        " recordings are running already, which is the limit: end one"};
+  }
+  RoutingRecording recording{*found, std::make_shared<RoutingTap>(ModelId(found->id), kTapBytes)};
+  taps_.open(recording.tap);
+  return recording;
 }
 
 StatusReport Core::status_report() const {

@@ -92,6 +92,17 @@ Result<std::uint32_t> Daemon::register_model(const std::vector<std::string>& pat
   return (*model)->id().value;
 }
 
+Result<RoutingRecording> Daemon::open_recording(std::uint32_t model) {
+  return core_->call([&](Core& core) { return core.open_recording(model); });
+}
+
+void Daemon::close_recording(const std::shared_ptr<RoutingTap>& tap) {
+  core_->call([&](Core& core) {
+    core.close_recording(tap);
+    return true;
+  });
+}
+
 Status Daemon::drop_model(std::uint32_t model) {
   return core_->call([&](Core& core) { return core.drop_model(model); });
 }

@@ -32,6 +32,8 @@ class Daemon final : public DaemonControl {
   std::string default_policy() override;
   Result<std::uint32_t> register_model(const std::vector<std::string>& paths) override;
   Status drop_model(std::uint32_t model) override;
+  Result<RoutingRecording> open_recording(std::uint32_t model) override;
+  void close_recording(const std::shared_ptr<RoutingTap>& tap) override;
 
  private:
   Daemon(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<Core> core);

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "daemon/base/result.h"
+#include "daemon/ipc/routing_tap.h"
 #include "daemon/tier/ssd_tier.h"
 
 namespace moecached {
@@ -82,6 +84,12 @@ struct Finding {         // for `moecachectl doctor`
   std::string text;      // what was found and what to do
 };
 
+// A model as it was when the recording began, and where its routing arrives from then on.
+struct RoutingRecording {
+  ModelReport model;
+  std::shared_ptr<RoutingTap> tap;
+};
+
 class DaemonControl {
  public:
   virtual ~DaemonControl() = default;
@@ -97,6 +105,10 @@ class DaemonControl {
   virtual Result<std::uint32_t> register_model(const std::vector<std::string>& paths) = 0;
   // Frees a model that no session uses. kNotFound, kInvalid (in use).
   virtual Status drop_model(std::uint32_t model) = 0;
+  // Whoever opens a recording reads its tap and closes it. model 0: the only one there is. kNotFound,
+  // kInvalid (several), kLimit.
+  virtual Result<RoutingRecording> open_recording(std::uint32_t model) = 0;
+  virtual void close_recording(const std::shared_ptr<RoutingTap>& tap) = 0;
 };
 
 }  // namespace moecached

@@ -154,6 +154,14 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
       const std::uint64_t in_place = (k - hits) * model.expert_bytes(layer);
       model.bytes_in_place += in_place;
       entry.device->budget.read_in_place(in_place);
+      taps_.put(model.id(),
+                {.lane = lane.key,
+                 .graph = epoch,
+                 .layer = layer,
+                 .token = token,
+                 .n_tokens = header.n_tokens,
+                 .prefill = (header.flags & MOECACHED_FLAG_PREFILL) != 0},
+                experts_);
       if (!routed) continue;
       brain_.routed(lane.id, layer, experts_);
       if (test_churn_) continue;

@@ -21,6 +21,7 @@
 #include "daemon/ipc/gpu_model.h"
 #include "daemon/ipc/grace.h"
 #include "daemon/ipc/reads.h"
+#include "daemon/ipc/routing_tap.h"
 #include "daemon/ipc/session.h"
 #include "daemon/ipc/upload_budget.h"
 #include "daemon/platform/gpu.h"
@@ -32,7 +33,7 @@ class GpuService {
  public:
   // gpus: of list_gpus; those that config leaves out are dropped. `no_gpu_reason`: why there is none.
   GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> gpus, std::string no_gpu_reason,
-             ReadTable& reads);
+             ReadTable& reads, RoutingTaps& taps);
   ~GpuService();
   GpuService(const GpuService&) = delete;
   GpuService& operator=(const GpuService&) = delete;
@@ -97,6 +98,7 @@ class GpuService {
   const Config& config_;
   const std::string no_gpu_reason_;
   ReadTable& reads_;
+  RoutingTaps& taps_;
   std::vector<std::unique_ptr<Device>> devices_;
   std::map<std::uint32_t, std::unique_ptr<Entry>> models_;
   std::map<std::uint64_t, std::unique_ptr<Lane>> lanes_;  // by key: session id * lanes + index

@@ -1,9 +1,12 @@
 // A DaemonControl that answers what a test put in, and remembers what it was asked.
 #pragma once
 
+#include <atomic>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "daemon/ipc/daemon_control.h"
@@ -36,6 +39,19 @@ class FakeDaemon final : public DaemonControl {
     return ok();
   }
 
+  Result<RoutingRecording> open_recording(std::uint32_t model) override {
+    if (fault) return *fault;
+    if (model_reports.empty()) return Fault{FaultCode::kNotFound, "no model " + std::to_string(model)};
+    tap = std::make_shared<RoutingTap>(ModelId(model_reports.front().id), tap_bytes);
+    for (const auto& [event, experts] : routing) tap->put(event, experts);
+    return RoutingRecording{model_reports.front(), tap};
+  }
+  void close_recording(const std::shared_ptr<RoutingTap>& closed) override { tap_closed = closed == tap; }
+
+  std::vector<std::pair<RoutingEvent, std::vector<ExpertIndex>>> routing;  // of every recording
+  std::size_t tap_bytes = 1u << 20;
+  std::shared_ptr<RoutingTap> tap;
+  std::atomic<bool> tap_closed = false;
   StatusReport status_report;
   std::vector<ModelReport> model_reports;
   std::vector<SessionReport> session_reports;

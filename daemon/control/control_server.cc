@@ -13,7 +13,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <mutex>
+#include <vector>
 
 #include "daemon/base/check.h"
 #include "daemon/control/translate.h"
@@ -180,6 +182,11 @@ class ControlService final : public Control::Service {
     });
   }
 
+  GrpcStatus RecordRouting(grpc::ServerContext* context, const RecordRoutingRequest* request,
+                           grpc::ServerWriter<RoutingChunk>* writer) override {
+    return answer(context, [&] { return record(context, request->model(), writer); });
+  }
+
   GrpcStatus DropModel(grpc::ServerContext* context, const DropModelRequest* request,
                        DropModelResponse*) override {
     return answer(context, [&] {
@@ -220,11 +227,7 @@ class ControlService final : public Control::Service {
                   std::to_string(kWatchIntervalMsMin) + " and " + std::to_string(kWatchIntervalMsMax)};
     }
     const WatcherCount count(watchers_);
-    if (count.before >= max_watchers_) {
-      return {grpc::StatusCode::RESOURCE_EXHAUSTED,
-              "there are " + std::to_string(count.before) +
-                  " watchers already, which is the limit: end one or use GetStats"};
-    }
+    if (count.before >= max_watchers_) return too_many_watchers(count.before);
     std::unique_lock lock(mutex_);
     // A synchronous handler is not told of a cancelled call, so it looks now and then.
     constexpr std::chrono::milliseconds kCancelCheck(100);
@@ -243,6 +246,57 @@ class ControlService final : public Control::Service {
       }
     }
     return {grpc::StatusCode::UNAVAILABLE, "the daemon is stopping"};
+  }
+
+  // Looks at the buffer now and then instead of being woken: the core loop then has nothing to do for a
+  // recording but to fill it.
+  GrpcStatus record(grpc::ServerContext* context, std::uint32_t model,
+                    grpc::ServerWriter<RoutingChunk>* writer) {
+    constexpr int kEventsPerChunk = 2000;
+    constexpr std::chrono::milliseconds kLook(10);
+    constexpr int kLooksPerEmptyChunk =
+        5;  // which finds out that the reader went away, and tells it the time
+    const WatcherCount count(watchers_);
+    if (count.before >= max_watchers_) return too_many_watchers(count.before);
+    Result<RoutingRecording> opened = daemon_.open_recording(model);
+    if (!opened) return status_of(opened.error());
+    const std::shared_ptr<RoutingTap> tap = opened->tap;
+    const std::unique_ptr<RoutingTap, std::function<void(RoutingTap*)>> closes(
+        tap.get(), [&](RoutingTap*) { daemon_.close_recording(tap); });
+    RoutingChunk chunk;
+    translate(opened->model, chunk.mutable_model());
+    moecached::RoutingEvent event;
+    std::vector<std::uint32_t> experts;
+    std::unique_lock lock(mutex_);
+    for (int looks = kLooksPerEmptyChunk;; ++looks) {
+      const bool last = stopping_;
+      lock.unlock();
+      chunk.set_drained(true);
+      while (tap->take(&event, &experts)) {
+        translate(event, experts, chunk.add_events());
+        if (chunk.events_size() < kEventsPerChunk) continue;
+        chunk.set_drained(false);
+        break;
+      }
+      if (chunk.events_size() > 0 || looks >= kLooksPerEmptyChunk || last) {
+        looks = 0;
+        chunk.set_dropped(tap->dropped());
+        const bool written = writer->Write(chunk);
+        if (!written || context->IsCancelled())
+          return {grpc::StatusCode::CANCELLED, "the recorder went away"};
+      }
+      const bool more = !chunk.drained();
+      chunk.Clear();
+      if (last && !more) return GrpcStatus::OK;
+      lock.lock();
+      if (!more && !stopping_) stop_requested_.wait_for(lock, kLook);
+    }
+  }
+
+  static GrpcStatus too_many_watchers(std::uint32_t n) {
+    return {
+        grpc::StatusCode::RESOURCE_EXHAUSTED,
+        "there are " + std::to_string(n) + " watchers already, which is the limit: end one or use GetStats"};
   }
 
   DaemonControl& daemon_;

@@ -157,4 +157,15 @@ void translate(const StatsSource& from, control::v1::Stats* to) {
   }
 }
 
+void translate(const RoutingEvent& from, std::span<const std::uint32_t> experts,
+               control::v1::RoutingEvent* to) {
+  to->set_lane(from.lane);
+  to->set_layer(from.layer.value);
+  to->set_graph(from.graph);
+  to->set_token(from.token);
+  to->set_n_tokens(from.n_tokens);
+  to->set_prefill(from.prefill);
+  to->mutable_experts()->Assign(experts.begin(), experts.end());
+}
+
 }  // namespace moecached

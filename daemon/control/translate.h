@@ -1,6 +1,8 @@
 // Reports of the daemon as messages of the control protocol. Pure functions. Thread: any.
 #pragma once
 
+#include <span>
+
 #include "daemon/ipc/daemon_control.h"
 #include "proto/control/v1/control.pb.h"
 
@@ -10,6 +12,9 @@ void translate(const StatusReport& from, control::v1::Status* to);
 void translate(const ModelReport& from, control::v1::Model* to);
 void translate(const SessionReport& from, control::v1::Session* to);
 void translate(const Finding& from, control::v1::Finding* to);
+
+void translate(const RoutingEvent& from, std::span<const std::uint32_t> experts,
+               control::v1::RoutingEvent* to);
 
 struct StatsSource {
   const StatusReport& status;

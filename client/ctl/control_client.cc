@@ -177,4 +177,23 @@ ControlClient::Failed ControlClient::watch(
   return failure_of(status, socket_);
 }
 
+ControlClient::Failed ControlClient::record(
+    const control::v1::RecordRoutingRequest& request,
+    const std::function<bool(const control::v1::RoutingChunk&)>& on_chunk) {
+  if (Failed failed = connect()) return failed;
+  grpc::ClientContext context;
+  const auto reader = connection_->stub->RecordRouting(&context, request);
+  control::v1::RoutingChunk chunk;
+  while (reader->Read(&chunk)) {
+    if (!on_chunk(chunk)) {
+      context.TryCancel();
+      (void)reader->Finish();  // CANCELLED, which is what was wanted
+      return std::nullopt;
+    }
+  }
+  const grpc::Status status = reader->Finish();
+  if (status.ok()) return std::nullopt;
+  return failure_of(status, socket_);
+}
+
 }  // namespace moecached::ctl

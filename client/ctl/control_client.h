@@ -40,6 +40,9 @@ class ControlClient {
   // Until `on_snapshot` says false, or the daemon ends the stream, which is a failure. Has no timeout.
   [[nodiscard]] Failed watch(const control::v1::WatchStatsRequest& request,
                              const std::function<bool(const control::v1::Stats&)>& on_snapshot);
+  // The same for a recording. Returns nothing as well when the daemon ends it because it stops.
+  [[nodiscard]] Failed record(const control::v1::RecordRoutingRequest& request,
+                              const std::function<bool(const control::v1::RoutingChunk&)>& on_chunk);
 
  private:
   struct Connection;

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "client/ctl/commands.h"
+#include "client/ctl/record.h"
 #include "client/ctl/run.h"
 
 namespace moecached::ctl {
@@ -30,9 +31,10 @@ struct CommandLine {
   std::string spec;
   std::vector<std::string> paths;
   RunOptions run;
+  RecordOptions record;
 
   CLI::App *status, *models, *sessions, *stats, *policy, *policy_get, *policy_set, *register_, *drop, *doctor,
-      *run_, *version;
+      *run_, *version, *trace, *trace_record;
   CLI::Option* watch;
 
   CommandLine() {
@@ -104,6 +106,25 @@ struct CommandLine {
         "MOECACHED_SOCKET; programs named llama or llama-* also get -ot "
         "'\\.ffn_(gate|up|down|gate_up)_exps=MOECACHE' unless\n"
         "they have it. Example: moecachectl run --pool-bytes 8GiB -- llama-server -m model.gguf");
+    trace = command(app, "trace", "routing traces: record")->require_subcommand(1);
+    trace_record = command(*trace, "record", "write what a model routes to into a moetrace-csv file");
+    trace_record->add_option("-o,--out", record.path, "the file; .zst compresses it")
+        ->type_name("FILE")
+        ->required();
+    trace_record->add_option("--model", record.model, "of this model (the only one there is)")
+        ->type_name("ID");
+    CLI::Option* seconds = trace_record->add_option("--seconds", record.seconds, "stop after this time")
+                               ->type_name("N")
+                               ->check(CLI::Range(0.1, 1e9));
+    trace_record->add_option("--tokens", record.tokens, "stop after so many tokens")
+        ->type_name("N")
+        ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 40))
+        ->excludes(seconds);
+    trace_record->add_flag("--single-tokens", record.single_tokens,
+                           "leave out batches, of which only the union of their tokens is known");
+    trace_record->footer(
+        "Ends after --seconds or --tokens, or with Ctrl-C; the file is written then. `moecache-sim FILE` "
+        "replays it.");
     version = command(app, "version", "of moecachectl and of the daemon");
   }
 };
@@ -126,6 +147,7 @@ int dispatch(CommandLine& line) {
   if (line.drop->parsed()) return drop_model(client, output, line.model);
   if (line.doctor->parsed()) return show_doctor(client, output);
   if (line.run_->parsed()) return run_program(client, line.run);
+  if (line.trace_record->parsed()) return record_trace(client, output, line.record);
   return show_version(client, output);
 }
 

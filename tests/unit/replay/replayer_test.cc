@@ -1,0 +1,188 @@
+#include "bench/replay/replayer.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "bench/replay/belady.h"
+#include "daemon/policy/registry.h"
+#include "tests/unit/replay/traces.h"
+
+namespace moecached::replay {
+namespace {
+
+using testing::HasSubstr;
+
+struct Counts {
+  std::uint64_t lookups = 0, hits = 0, insertions = 0, evictions = 0;
+  bool operator==(const Counts&) const = default;
+};
+
+// LRU in the plainest way: a list a layer, last step first. Experts of one step go by their index.
+Counts plain_lru(const Trace& trace, std::span<const Turn> order, std::uint32_t layer,
+                 std::uint32_t n_slots) {
+  struct Entry {
+    std::uint64_t step;
+    std::uint16_t id;
+    auto operator<=>(const Entry&) const = default;
+  };
+  std::vector<Entry> residents;
+  Counts counts;
+  std::uint64_t step = 0;
+  for (const Turn& turn : order) {
+    const auto event = trace.event(turn.row, layer);
+    if (event.empty()) continue;
+    ++step;
+    counts.lookups += event.size();
+    std::vector<std::uint16_t> missing;
+    for (const std::uint16_t id : event) {
+      const auto found = std::ranges::find(residents, id, &Entry::id);
+      if (found == residents.end()) {
+        missing.push_back(id);
+      } else {
+        ++counts.hits;
+        found->step = step;
+      }
+    }
+    if (event.size() > n_slots) continue;
+    std::ranges::sort(residents);
+    for (std::size_t n = residents.size() + missing.size(); n > n_slots; --n) {
+      residents.erase(residents.begin());  // never one of the event: there are others, and they are older
+      ++counts.evictions;
+    }
+    for (const std::uint16_t id : missing) residents.push_back({step, id});
+    counts.insertions += missing.size();
+  }
+  return counts;
+}
+
+void expect_lru(const Trace& trace, std::uint32_t n_slots) {
+  const auto order = interleave(trace, 1);
+  ASSERT_TRUE(order);
+  const std::uint32_t n_layers = trace.header().n_layers;
+  const auto result = replay(
+      trace, *order, {.mode = Mode::kPool, .policy = "lru", .n_slots = std::vector(n_layers, n_slots)});
+  ASSERT_TRUE(result) << result.error().text;
+  for (std::uint32_t layer = 0; layer < n_layers; ++layer) {
+    const LayerCounters& c = result->layers[layer];
+    EXPECT_EQ((Counts{c.lookups, c.hits, c.insertions, c.evictions}),
+              plain_lru(trace, *order, layer, n_slots))
+        << "layer " << layer << ", " << n_slots << " slots";
+  }
+}
+
+TEST(Replayer, CountsAsPlainLruDoes) {
+  for (std::uint32_t seed = 1; seed <= 20; ++seed) {
+    expect_lru(make_trace({.n_layers = 3, .n_experts = 12, .k = 3, .n_rows = 400, .seed = seed}),
+               2 + seed % 8);
+  }
+}
+
+TEST(Replayer, CountsAsPlainLruDoesOnARealTrace) {
+  const Result<Trace> trace = Trace::read(MOECACHED_TEST_DATA "/gpt-oss-20b_k4_24seq.csv.zst", {});
+  ASSERT_TRUE(trace) << trace.error().text;
+  for (const std::uint32_t n_slots : {4u, 8u, 16u}) expect_lru(*trace, n_slots);
+}
+
+class EveryPolicy : public testing::TestWithParam<std::string_view> {};
+
+TEST_P(EveryPolicy, NeverBeatsTheOneThatKnowsTheFuture) {
+  const Trace trace = make_trace({.n_layers = 2, .n_experts = 16, .k = 2, .n_rows = 3000, .seed = 5});
+  const auto order = interleave(trace, 1);
+  ASSERT_TRUE(order);
+  for (const std::uint32_t n : {2u, 5u, 12u, 16u}) {
+    const std::vector<std::uint32_t> n_slots(2, n);
+    const Tally best = replay_belady(trace, *order, {.bypass = false, .n_slots = n_slots}).total();
+    const Tally bypass = replay_belady(trace, *order, {.bypass = true, .n_slots = n_slots}).total();
+    const std::string policy(GetParam());
+    const auto pool = replay(trace, *order, {.mode = Mode::kPool, .policy = policy, .n_slots = n_slots});
+    const auto covered =
+        replay(trace, *order, {.mode = Mode::kCovered, .policy = policy, .n_slots = n_slots});
+    ASSERT_TRUE(pool && covered);
+    EXPECT_LE(pool->total().hits, best.hits);
+    EXPECT_LE(covered->total().hits, bypass.hits);
+    EXPECT_GT(pool->total().hits, 0u);
+    // What is loaded in mode pool are the misses, no more and no less.
+    EXPECT_EQ(pool->total().insertions, pool->total().misses());
+    EXPECT_LE(covered->total().insertions, covered->total().misses());
+    EXPECT_EQ(link_experts(covered->total(), Mode::kCovered),
+              covered->total().misses() + covered->total().insertions);
+    EXPECT_EQ(pool->prefill.rows, 750u);
+    EXPECT_EQ(pool->prefill.lookups + pool->decode.lookups, best.lookups);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, EveryPolicy, testing::ValuesIn(policy_names()),
+                         [](const auto& policy) { return std::string(policy.param); });
+
+TEST(Replayer, OneUseIsNoReasonToUploadInCoveredMode) {
+  TraceHeader header;
+  header.n_layers = 1;
+  header.n_experts = 64;
+  header.k = header.n_used = 1;
+  Trace trace(std::move(header));
+  // 0 and 1 all the time; now and then another, once.
+  for (std::uint16_t i = 0; i < 600; ++i) {
+    const std::uint16_t id = i % 20 == 19 ? static_cast<std::uint16_t>(2 + i / 20) : i % 2;
+    ASSERT_TRUE(trace.add({}, {&id, 1}));
+  }
+  const auto order = interleave(trace, 1);
+  ASSERT_TRUE(order);
+  const auto ewma = replay(trace, *order, {.mode = Mode::kCovered, .policy = "ewma", .n_slots = {2}});
+  const auto lru = replay(trace, *order, {.mode = Mode::kCovered, .policy = "lru", .n_slots = {2}});
+  ASSERT_TRUE(ewma && lru);
+  EXPECT_EQ(ewma->total().insertions, 2u);
+  EXPECT_EQ(ewma->total().hits, 600u - 2 - 30);
+  EXPECT_GT(lru->total().insertions, 60u);  // it says of every miss that it is worth it
+}
+
+TEST(Replayer, PrivatePoolsAreThoseOfTheirLanesAlone) {
+  const Trace trace = make_trace({.n_layers = 2, .n_experts = 16, .k = 2, .n_rows = 900, .n_sequences = 3});
+  const auto order = interleave(trace, 3);
+  ASSERT_TRUE(order);
+  const auto together =
+      replay(trace, *order,
+             {.mode = Mode::kPool, .policy = "slru", .n_slots = {4, 4}, .n_lanes = 3, .private_pools = true});
+  ASSERT_TRUE(together);
+  std::uint64_t hits = 0;
+  for (std::uint32_t lane = 0; lane < 3; ++lane) {
+    std::vector<Turn> own;
+    for (const Turn& turn : *order) {
+      if (turn.lane == lane) own.push_back({turn.row, 0});
+    }
+    const auto alone = replay(trace, own, {.mode = Mode::kPool, .policy = "slru", .n_slots = {4, 4}});
+    ASSERT_TRUE(alone);
+    hits += alone->total().hits;
+  }
+  EXPECT_EQ(together->total().hits, hits);
+  const auto shared =
+      replay(trace, *order, {.mode = Mode::kPool, .policy = "slru", .n_slots = {12, 12}, .n_lanes = 3});
+  ASSERT_TRUE(shared);
+  EXPECT_GT(shared->total().hits, hits);
+}
+
+TEST(Replayer, UnknownPolicyIsAnErrorThatListsThem) {
+  const Trace trace = make_trace({});
+  const auto order = interleave(trace, 1);
+  ASSERT_TRUE(order);
+  const auto result = replay(trace, *order, {.mode = Mode::kPool, .policy = "oracle", .n_slots = {2}});
+  ASSERT_FALSE(result);
+  EXPECT_THAT(result.error().text, HasSubstr("lru"));
+}
+
+TEST(Interleave, DealsSequencesAndTakesTurns) {
+  const Trace trace = make_trace({.n_rows = 8, .n_sequences = 4});  // two rows each
+  const auto order = interleave(trace, 2);
+  ASSERT_TRUE(order);
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> got;
+  for (const Turn& turn : *order) got.emplace_back(turn.lane, turn.row);
+  const std::vector<std::pair<std::uint32_t, std::uint32_t>> wanted = {{0, 0}, {1, 2}, {0, 1}, {1, 3},
+                                                                       {0, 4}, {1, 6}, {0, 5}, {1, 7}};
+  EXPECT_EQ(got, wanted);
+  const auto too_many = interleave(trace, 5);
+  ASSERT_FALSE(too_many);
+  EXPECT_THAT(too_many.error().text, HasSubstr("4 sequence(s)"));
+}
+
+}  // namespace
+}  // namespace moecached::replay

@@ -9,6 +9,7 @@
 
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 #include "daemon/platform/fd.h"
 #include "proto/control/v1/control.grpc.pb.h"
@@ -284,6 +285,86 @@ TEST_F(ControlServerTest, StoppingEndsWatchersAndRemovesTheSocket) {
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_NE(::access(options_.socket.c_str(), F_OK), 0);
   server_->stop(0ms);
+}
+
+TEST_F(ControlServerTest, RecordingBeginsWithTheModelAndEndsWithTheReader) {
+  daemon_.model_reports.resize(1);
+  daemon_.model_reports[0].id = 3;
+  daemon_.model_reports[0].layers.resize(2);
+  for (std::uint32_t i = 0; i < 5000; ++i) {  // more than one chunk
+    daemon_.routing.push_back({{.lane = 4, .graph = i, .layer = LayerIndex(i % 2), .token = 1, .n_tokens = 2},
+                               {ExpertIndex(i % 64), ExpertIndex(64)}});
+  }
+  start();
+  grpc::ClientContext context;
+  const auto reader = stub_->RecordRouting(&context, control::v1::RecordRoutingRequest());
+  control::v1::RoutingChunk chunk;
+  ASSERT_TRUE(reader->Read(&chunk));
+  EXPECT_EQ(chunk.model().id(), 3u);
+  EXPECT_EQ(chunk.model().layers_size(), 2);
+  std::uint64_t seen = 0;
+  do {
+    for (const control::v1::RoutingEvent& event : chunk.events()) {
+      ASSERT_EQ(event.graph(), seen);
+      ASSERT_EQ(event.layer(), seen % 2);
+      ASSERT_THAT(event.experts(), ElementsAre(seen % 64, 64));
+      ++seen;
+    }
+  } while (seen < 5000 && reader->Read(&chunk));
+  EXPECT_EQ(seen, 5000u);
+  EXPECT_EQ(chunk.dropped(), 0u);
+  ASSERT_TRUE(reader->Read(&chunk));  // an empty one, which tells that there was nothing more
+  EXPECT_TRUE(chunk.drained());
+  EXPECT_FALSE(chunk.has_model());
+  EXPECT_FALSE(daemon_.tap_closed);
+  context.TryCancel();
+  while (reader->Read(&chunk)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  server_->stop(30s);  // waits for the handler
+  EXPECT_TRUE(daemon_.tap_closed);
+}
+
+TEST_F(ControlServerTest, ARecordingSaysWhatItLost) {
+  daemon_.model_reports.resize(1);
+  daemon_.tap_bytes = 512;
+  for (int i = 0; i < 100; ++i) daemon_.routing.push_back({RoutingEvent{}, {ExpertIndex(1)}});
+  start();
+  grpc::ClientContext context;
+  const auto reader = stub_->RecordRouting(&context, control::v1::RecordRoutingRequest());
+  control::v1::RoutingChunk chunk;
+  ASSERT_TRUE(reader->Read(&chunk));
+  EXPECT_GT(chunk.events_size(), 0);
+  EXPECT_EQ(static_cast<std::uint64_t>(chunk.events_size()) + chunk.dropped(), 100u);
+  context.TryCancel();
+}
+
+TEST_F(ControlServerTest, ARecordingThatCannotBeSaysWhy) {
+  daemon_.fault = Fault{FaultCode::kInvalid, "there are several models"};
+  start();
+  grpc::ClientContext context;
+  const auto reader = stub_->RecordRouting(&context, control::v1::RecordRoutingRequest());
+  control::v1::RoutingChunk chunk;
+  EXPECT_FALSE(reader->Read(&chunk));
+  const grpc::Status status = reader->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("several models"));
+}
+
+TEST_F(ControlServerTest, StoppingEndsARecordingWithWhatThereIs) {
+  daemon_.model_reports.resize(1);
+  daemon_.routing.push_back({RoutingEvent{}, {ExpertIndex(1)}});
+  start();
+  grpc::ClientContext context;
+  const auto reader = stub_->RecordRouting(&context, control::v1::RecordRoutingRequest());
+  control::v1::RoutingChunk chunk;
+  ASSERT_TRUE(reader->Read(&chunk));
+  EXPECT_EQ(chunk.events_size(), 1);
+  std::thread stopper([this] { server_->stop(60s); });
+  while (reader->Read(&chunk)) {
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  stopper.join();
 }
 
 TEST_F(ControlServerTest, TheHealthServiceSaysServing) {

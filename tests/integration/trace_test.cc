@@ -1,0 +1,166 @@
+// A recording of the real client at the real daemon, replayed: the simulator counts what the daemon counted,
+// layer by layer. Everything between is real: rings, core loop, gRPC, the file.
+#include <gtest/gtest.h>
+#include <moecached/moecached.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "bench/replay/replayer.h"
+#include "bench/replay/slot_choice.h"
+#include "client/ctl/record.h"
+#include "daemon/control/control_server.h"
+#include "daemon/ipc/daemon.h"
+#include "daemon/policy/registry.h"
+#include "tests/support/gguf_builder.h"
+
+namespace moecached {
+namespace {
+
+constexpr std::uint32_t kExperts = 32, kTopK = 4, kLayers = 3;
+constexpr int kTokens = 400;
+
+class TraceTest : public testing::TestWithParam<std::string_view> {
+ protected:
+  void SetUp() override {
+    char folder[] = "/tmp/moecached-trace-XXXXXX";
+    ASSERT_NE(::mkdtemp(folder), nullptr);
+    folder_ = folder;
+    model_path_ = folder_ / "model.gguf";
+    test::write_file(
+        model_path_,
+        test::make_moe({.n_layers = kLayers, .n_experts = kExperts, .n_expert_used = kTopK}).build().bytes);
+    Config config;
+    config.handle_socket = folder_ / "handle.sock";
+    config.control_socket = folder_ / "control.sock";
+    config.pool_bytes = 64u << 20;
+    config.slots = {.kind = SlotsSpec::Kind::kCount, .value = 9};
+    config.policy = GetParam();
+    auto daemon = Daemon::start(config);
+    ASSERT_TRUE(daemon) << daemon.error().text;
+    daemon_ = *std::move(daemon);
+    ControlServerOptions options;
+    options.socket = config.control_socket;
+    auto control = ControlServer::start(options, *daemon_);
+    ASSERT_TRUE(control) << control.error().text;
+    control_ = *std::move(control);
+  }
+  void TearDown() override {
+    control_.reset();
+    daemon_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  // Skewed, sticky tokens; now and then a batch, of which the daemon learns the union.
+  void decode(std::uint32_t seed) {
+    moecached_session* session = nullptr;
+    moecached_model* model = nullptr;
+    moecached_lane* lane = nullptr;
+    ASSERT_EQ(moecached_session_open((folder_ / "handle.sock").c_str(), "trace", &session), MOECACHED_OK)
+        << moecached_last_error();
+    const char* path = model_path_.c_str();
+    ASSERT_EQ(moecached_model_open(session, &path, 1, &model), MOECACHED_OK) << moecached_last_error();
+    ASSERT_EQ(moecached_lane_open(model, &lane), MOECACHED_OK) << moecached_last_error();
+    std::mt19937 random(seed);
+    std::int32_t ids[kLayers][2 * kTopK], slots[2 * kTopK];
+    for (int token = 0; token < kTokens; ++token) {
+      const std::size_t rows = token % 50 == 7 ? 2 : 1;
+      for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+        for (std::size_t row = 0; row < rows; ++row) {
+          std::int32_t* of_row = ids[layer] + row * kTopK;
+          for (std::uint32_t k = 0; k < kTopK; ++k) {
+            const bool stays = token > 0 && rows == 1 && random() % 2 == 0;
+            while (!stays) {
+              of_row[k] = static_cast<std::int32_t>(std::min(random() % kExperts, random() % kExperts));
+              if (std::find(of_row, of_row + k, of_row[k]) == of_row + k) break;
+            }
+          }
+        }
+        ASSERT_EQ(moecached_lane_resolve(lane, layer, ids[layer], rows, kTopK, 0, slots), MOECACHED_OK)
+            << moecached_last_error();
+      }
+      moecached_lane_end(lane);
+    }
+    moecached_lane_close(lane);
+    moecached_model_close(model);
+    moecached_session_close(session);
+  }
+
+  // The recorder makes its unnamed file when the daemon's first chunk has come.
+  static bool recording_runs() {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      if (std::filesystem::read_symlink(entry.path(), error).string().ends_with(".rows (deleted)"))
+        return true;
+    }
+    return false;
+  }
+
+  std::filesystem::path folder_, model_path_;
+  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<ControlServer> control_;
+};
+
+TEST_P(TraceTest, ReplayCountsWhatTheDaemonCounted) {
+  ASSERT_TRUE(daemon_->register_model({model_path_}));
+  const std::string path = folder_ / "trace.csv.zst";
+  std::atomic<int> code = -1;
+  std::thread recorder([&] {
+    ctl::ControlClient client(folder_ / "control.sock", std::chrono::seconds(10));
+    code = ctl::record_trace(client, {.json = true}, {.path = path});
+  });
+  while (!recording_runs()) std::this_thread::yield();
+  decode(1);
+  decode(2);
+  while (!daemon_->sessions().empty()) std::this_thread::yield();  // every record was taken up
+  ctl::stop_recording();
+  recorder.join();
+  ASSERT_EQ(code, 0);
+
+  const auto trace = replay::Trace::read(path, {});
+  ASSERT_TRUE(trace) << trace.error().text;
+  EXPECT_EQ(trace->header().dropped, 0u);
+  EXPECT_EQ(trace->header().n_used, kTopK);
+  EXPECT_EQ(trace->header().policy, GetParam());
+  EXPECT_EQ(trace->size(), 2u * kTokens);
+  EXPECT_EQ(trace->n_sequences(), 2u);
+  const auto slots = replay::parse_slots("recorded", trace->header());
+  ASSERT_TRUE(slots) << slots.error().text;
+  const auto order = replay::interleave(*trace, 1);
+  ASSERT_TRUE(order);
+  const auto result = replay::replay(
+      *trace, *order,
+      {.mode = replay::Mode::kPool, .policy = trace->header().policy, .n_slots = slots->front().n_slots});
+  ASSERT_TRUE(result) << result.error().text;
+  const ModelReport model = daemon_->models().front();
+  ASSERT_EQ(model.layers.size(), kLayers);
+  for (std::uint32_t l = 0; l < kLayers; ++l) {
+    const LayerReport& daemon = model.layers[l];
+    const LayerCounters& replayed = result->layers[l];
+    EXPECT_GT(daemon.hits, 0u);
+    EXPECT_GT(daemon.evictions, 0u);
+    EXPECT_EQ(replayed.lookups, daemon.lookups) << "layer " << l;
+    EXPECT_EQ(replayed.hits, daemon.hits) << "layer " << l;
+    EXPECT_EQ(replayed.misses, daemon.misses) << "layer " << l;
+    EXPECT_EQ(replayed.insertions, daemon.insertions) << "layer " << l;
+    EXPECT_EQ(replayed.evictions, daemon.evictions) << "layer " << l;
+    EXPECT_EQ(replayed.leases, daemon.leases) << "layer " << l;
+  }
+  // And that equality could fail: with a slot less the counters are others.
+  const auto other = replay::replay(*trace, *order,
+                                    {.mode = replay::Mode::kPool,
+                                     .policy = trace->header().policy,
+                                     .n_slots = std::vector<std::uint32_t>(kLayers, 8)});
+  ASSERT_TRUE(other);
+  EXPECT_NE(other->layers[0].hits, model.layers[0].hits);
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, TraceTest, testing::ValuesIn(policy_names()),
+                         [](const auto& policy) { return std::string(policy.param); });
+
+}  // namespace
+}  // namespace moecached

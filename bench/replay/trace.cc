@@ -17,6 +17,15 @@ constexpr std::string_view kMagic = "# moetrace-csv v1 ";
 constexpr std::uint32_t kLayersMax = 4096, kExpertsMax = 4096, kColumnsMax = 4096;
 constexpr std::size_t kFirstId = 3;  // columns before it: seq, tok, phase
 
+// What a file holds, for a message: short, and harmless to a terminal.
+std::string shown(std::string_view text) {
+  std::string out(text.substr(0, 40));
+  for (char& c : out) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return out;
+}
+
 Fault invalid(std::string text) { return Fault{FaultCode::kInvalid, std::move(text)}; }
 
 Status number(const json& object, const char* key, std::uint32_t max, std::uint32_t* out) {
@@ -37,8 +46,8 @@ std::string text_of(const json& object, const char* key) {
 
 Result<TraceHeader> parse_header(std::string_view line) {
   if (!line.starts_with(kMagic)) {
-    return invalid("it begins with \"" + std::string(line.substr(0, 24)) + "\", not with \"" +
-                   std::string(kMagic) + "{...}\": is this a moetrace-csv file?");
+    return invalid("it begins with \"" + shown(line.substr(0, 24)) + "\", not with \"" + std::string(kMagic) +
+                   "{...}\": is this a moetrace-csv file?");
   }
   const json object = json::parse(line.substr(kMagic.size()), nullptr, false);
   if (!object.is_object()) return invalid("what follows \"" + std::string(kMagic) + "\" is no JSON object");
@@ -86,9 +95,9 @@ Status check_columns(const TraceHeader& header, std::string_view line) {
     const std::string wanted = column_name(header, column);
     const std::string_view got = line.substr(0, line.find(','));
     if (got != wanted) {
-      return invalid("column " + std::to_string(column + 1) + " is \"" + std::string(got.substr(0, 40)) +
-                     "\", where " + std::to_string(header.n_layers) +
-                     " layers of k = " + std::to_string(header.k) + " have \"" + wanted + "\"");
+      return invalid("column " + std::to_string(column + 1) + " is \"" + shown(got) + "\", where " +
+                     std::to_string(header.n_layers) + " layers of k = " + std::to_string(header.k) +
+                     " have \"" + wanted + "\"");
     }
     line.remove_prefix(std::min(line.size(), got.size() + 1));
   }
@@ -113,8 +122,7 @@ Status parse_row(const TraceHeader& header, std::string_view line, TraceRow* row
     if (error != std::errc() || (rest != end && *rest != ',')) {
       if (at == end) return fault("the row ends here, it needs " + std::to_string(n) + " columns");
       const std::string_view field(at, static_cast<std::size_t>(end - at));
-      return fault("\"" + std::string(field.substr(0, std::min<std::size_t>(field.find(','), 40))) +
-                   "\" is no whole number");
+      return fault("\"" + shown(field.substr(0, field.find(','))) + "\" is no whole number");
     }
     if (column + 1 == n && rest != end) return fault("more columns follow it than the header has");
     at = rest == end ? end : rest + 1;

@@ -1,14 +1,16 @@
 # make demo   installs what is needed, builds, and runs an unmodified llama.cpp through moecached
 # make test   installs, builds and runs the tests
 # make bench  prints a row a figure: name, value, goal, met or not
+# make bench-replay  every eviction policy on routing traces (TRACES=folder)
 BUILD ?= build
 TYPE ?= Release
 JOBS ?= $(shell nproc)
 # Your own llama.cpp: make LLAMA_SOURCE=~/llama.cpp LLAMA_LIBS=~/llama.cpp/build/bin demo
 LLAMA_SOURCE ?= $(BUILD)/llama/source
 LLAMA_LIBS ?= $(BUILD)/llama/lib
+TRACES ?= tests/data
 
-.PHONY: all deps llama configure build demo test bench install clean
+.PHONY: all deps llama configure build demo test bench bench-replay install clean
 all: build
 
 deps:
@@ -35,6 +37,10 @@ test: build
 
 bench: build
 	@python3 bench/run.py --build $(BUILD) --llama-libs $(LLAMA_LIBS)
+
+bench-replay: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target moecache-sim
+	@python3 bench/replay/run.py --build $(BUILD) --traces $(TRACES)
 
 install: build
 	@cmake --install $(BUILD)

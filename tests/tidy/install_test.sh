@@ -3,17 +3,17 @@
 set -eu
 cmake=$1
 build=$2
-if [ ! -x "$build/client/ctl/moecachectl" ] || [ ! -x "$build/daemon/app/moecached" ]; then
+if [ ! -x "$build/client/ctl/moecachectl" ] || [ ! -x "$build/daemon/app/moecached" ] || [ ! -x "$build/bench/replay/moecache-sim" ]; then
   echo "skipped: not everything is built"
   exit 77
 fi
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
-for folder in daemon/app client/ctl; do
+for folder in daemon/app client/ctl bench/replay; do
   DESTDIR="$stage" "$cmake" --install "$build/$folder" >"$stage/log" 2>&1 || { cat "$stage/log"; exit 1; }
 done
 prefix=$(sed -n 's/^CMAKE_INSTALL_PREFIX:PATH=//p' "$build/CMakeCache.txt")
-for file in bin/moecached bin/moecachectl lib/systemd/system/moecached.service lib/systemd/system/llama-server@.service \
+for file in bin/moecached bin/moecachectl bin/moecache-sim lib/systemd/system/moecached.service lib/systemd/system/llama-server@.service \
             lib/sysusers.d/moecached.conf share/moecached/moecached.toml; do
   [ -f "$stage$prefix/$file" ] || { echo "not installed: $prefix/$file"; exit 1; }
 done

@@ -101,7 +101,7 @@ std::string to_svg(const Report& report) {
       ".paper{fill:#fff}.ink{fill:#222}.axis{stroke:#222}.grid{stroke:#ddd}\n"
       ".line{fill:none;stroke-width:2;stroke-linejoin:round}\n"
       ".c0{stroke:#0072b2}.c1{stroke:#d55e00}.c2{stroke:#009e73}.c3{stroke:#cc79a7}.c4{stroke:#b58900}\n"
-      ".c5{stroke:#56b4e9}.c6{stroke:#6c3fb5}.c7{stroke:#8c564b}.best{stroke:#777;stroke-dasharray:6 4}\n"
+      ".c5{stroke:#56b4e9}.c6{stroke:#6c3fb5}.c7{stroke:#8c564b}.best{stroke:#777;stroke-dasharray:7 4}.best.bypass{stroke-dasharray:2 3}\n"
       "@media (prefers-color-scheme: dark){.paper{fill:#16181d}.ink{fill:#e6e6e6}.axis{stroke:#e6e6e6}\n"
       ".grid{stroke:#3a3d45}.c0{stroke:#4aa8e8}.c1{stroke:#ff8a4c}.c2{stroke:#2fd0a0}.c3{stroke:#e8a3c8}\n"
       ".c4{stroke:#e6c14a}.c6{stroke:#a98be8}.c7{stroke:#c49c94}.best{stroke:#aaa}}\n"
@@ -134,7 +134,7 @@ std::string to_svg(const Report& report) {
   std::size_t colour = 0;
   double legend_y = kTop + 8;
   for (const Curve& curve : curves) {
-    std::string style = "best";
+    std::string style = curve.name.starts_with("Belady with") ? "best bypass" : "best";
     std::string dash;
     if (!curve.is_yardstick) {
       style = "c" + std::to_string(colour % 8);

@@ -24,6 +24,7 @@ ALLOWED = {
     "client/ctl": {"proto/control"},
     "client/examples": {"client/include"},
     "shim/ggml": {"client/include"},
+    "bench/replay": {"daemon/base", "daemon/policy", "daemon/residency"},
 }
 # The brain and the policies are pure: no clock, no thread, no system call.
 PURE = ("daemon/residency", "daemon/policy")
@@ -44,7 +45,7 @@ def problems(root):
                 place = f"{source.relative_to(root)}:{number}"
                 if folder in PURE and IMPURE.search(line):
                     yield f"{place}: {folder} is pure, it may not use {line.strip()}"
-                found = re.match(r'\s*#include ["<]((daemon|client|proto|shim|moecached)/[^">]+)[">]', line)
+                found = re.match(r'\s*#include ["<]((daemon|client|proto|shim|moecached|bench)/[^">]+)[">]', line)
                 if not found:
                     continue
                 target = "client/include" if found[1].startswith("moecached/") else folder_of(found[1])

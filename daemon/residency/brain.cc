@@ -143,12 +143,12 @@ void Brain::lane_closed(LaneId id) {
   });
 }
 
-void Brain::routed(LaneId id, LayerIndex layer, std::span<const ExpertIndex> experts) {
-  (void)State::layer_of(*state_->open_lane(id).model, layer).table.touch(experts);
+void Brain::routed(LaneId id, LayerIndex layer, std::span<const ExpertIndex> experts, Phase phase) {
+  (void)State::layer_of(*state_->open_lane(id).model, layer).table.touch(experts, phase);
 }
 
 void Brain::lease(LaneId id, LayerIndex layer_index, std::span<const ExpertIndex> experts, std::uint32_t seq,
-                  std::uint64_t epoch) {
+                  std::uint64_t epoch, Phase phase) {
   LaneState& lane = state_->open_lane(id);
   ModelState& model = *lane.model;
   LayerState& layer = State::layer_of(model, layer_index);
@@ -159,13 +159,14 @@ void Brain::lease(LaneId id, LayerIndex layer_index, std::span<const ExpertIndex
   for (ExpertIndex expert : experts) model.marks[expert.value] = 0;
 
   // Counted before the older lease is dropped: what that sets off is a later event.
-  const Step step = layer.table.touch(experts);
+  const Step step = layer.table.touch(experts, phase);
   ++model.counters[layer_index.value].leases;
   state_->drop(id);
   lane.lease.layer = layer_index;
   lane.lease.seq = seq;
   lane.lease.epoch = epoch;
   lane.lease.step = step;
+  lane.lease.phase = phase;
   state_->ask(id, experts);
 }
 
@@ -177,20 +178,20 @@ void Brain::epoch_completed(LaneId id, std::uint64_t completed) {
   state_->drop_holds(id, lane.completed);
 }
 
-double Brain::promotion_gain(ModelId id, LayerIndex layer, ExpertIndex expert) {
+double Brain::promotion_gain(ModelId id, LayerIndex layer, ExpertIndex expert, Phase phase) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return 0;
   LayerState& state = State::layer_of(*model, layer);
-  return state.queue.empty() ? state.table.promotion_gain(expert) : 0;
+  return state.queue.empty() ? state.table.promotion_gain(expert, phase) : 0;
 }
 
-bool Brain::promote(ModelId id, LayerIndex layer, ExpertIndex expert) {
+bool Brain::promote(ModelId id, LayerIndex layer, ExpertIndex expert, Phase phase) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return false;
   LayerState& state = State::layer_of(*model, layer);
   // Behind the leases that wait: promotions without end would keep the slots of a large one from ever coming
   // together.
-  return state.queue.empty() && state.table.promote(expert, state_->commands);
+  return state.queue.empty() && state.table.promote(expert, state_->commands, phase);
 }
 
 void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {

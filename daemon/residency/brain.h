@@ -41,8 +41,13 @@ enum class GrantStatus : std::uint8_t {  // = moecached_grant_status
   kIoError = 1,
   kModelChanged = 2,
   kRefused = 3,  // more experts than slots
-  kNoRoom = 4    // stalled lanes keep too many slots of the layer
+  kNoRoom = 4    // stalled lanes, or for a prompt decode, keep too many slots of the layer
 };
+
+// What experts were used for. A prompt batch uses most experts once, which says little about what comes next:
+// it takes free slots and those of other prompts, but never one that decode uses, and no policy learns from
+// it.
+enum class Phase : std::uint8_t { kDecode, kPrompt };
 
 enum class CommandKind : std::uint8_t { kUnpublish, kRead, kPublish, kGrant };
 
@@ -96,16 +101,19 @@ class Brain {
   void lane_closed(LaneId lane);  // drops its lease and its place in the queue
   // The lane used these experts, all resident as it saw the table. Ids are distinct within one call and in
   // range.
-  void routed(LaneId lane, LayerIndex layer, std::span<const ExpertIndex> experts);
+  void routed(LaneId lane, LayerIndex layer, std::span<const ExpertIndex> experts,
+              Phase phase = Phase::kDecode);
   // The lane needs these distinct experts and will use them in `epoch`. Replaces an older lease of the lane.
+  // That of a prompt never queues: it starts, or is told to stream.
   void lease(LaneId lane, LayerIndex layer, std::span<const ExpertIndex> experts, std::uint32_t seq,
-             std::uint64_t epoch);
+             std::uint64_t epoch, Phase phase = Phase::kDecode);
   void epoch_completed(LaneId lane, std::uint64_t completed);  // releases a lease with epoch <= completed
   // Where misses are read in place nobody leases: the shell asks what a promotion would gain (uses per step;
   // infinite into a free slot) and starts those that are worth their upload. 0, false: no room, or a lease
-  // waits for slots of the layer.
-  [[nodiscard]] double promotion_gain(ModelId model, LayerIndex layer, ExpertIndex expert);
-  bool promote(ModelId model, LayerIndex layer, ExpertIndex expert);
+  // waits for slots of the layer. What only a prompt used is worth a free slot, and nobody else's.
+  [[nodiscard]] double promotion_gain(ModelId model, LayerIndex layer, ExpertIndex expert,
+                                      Phase phase = Phase::kDecode);
+  bool promote(ModelId model, LayerIndex layer, ExpertIndex expert, Phase phase = Phase::kDecode);
   void grace_done(ModelId model, LayerIndex layer, SlotIndex slot);
 
   // -- events of lanes that do not move (a stopped process). Others must neither take what such a lane may be

@@ -26,7 +26,8 @@ struct Lease {
   std::uint32_t seq = 0;
   std::uint32_t n_absent = 0;  // kLoading: of its experts, not resident yet
   std::uint64_t epoch = 0;
-  Step step = 0;                     // of the lease event
+  Step step = 0;  // of the lease event
+  Phase phase = Phase::kDecode;
   std::vector<ExpertIndex> experts;  // capacity: the largest n_slots of the model
 };
 

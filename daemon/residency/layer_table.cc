@@ -24,6 +24,7 @@ LayerTable::LayerTable(Place place, LayerShape shape, std::unique_ptr<EvictionPo
   free_.reserve(shape.n_slots);
   for (std::uint32_t slot = shape.n_slots; slot > 0; --slot) free_.push_back(SlotIndex(slot - 1));
   candidates_.reserve(shape.n_slots);
+  prompt_candidates_.reserve(shape.n_slots);
   victims_.reserve(shape.n_slots);
 }
 
@@ -32,18 +33,22 @@ std::uint32_t LayerTable::count_absent(std::span<const ExpertIndex> experts) con
       std::count_if(experts.begin(), experts.end(), [this](ExpertIndex e) { return !is_resident(e); }));
 }
 
-Step LayerTable::touch(std::span<const ExpertIndex> experts) {
-  const Step step = ++step_;
+Step LayerTable::touch(std::span<const ExpertIndex> experts, Phase phase) {
+  const bool is_decode = phase == Phase::kDecode;
+  const Step step = is_decode ? ++step_ : step_;
   std::uint64_t hits = 0;
   for (ExpertIndex index : experts) {
     Expert& expert = at(index);
-    if (expert.state != ExpertState::kResident) {
+    const bool is_hit = expert.state == ExpertState::kResident;
+    hits += is_hit;
+    if (!is_decode) continue;
+    expert.is_prompts = false;
+    if (is_hit) {
+      expert.last_step = step;
+      policy_->on_access(index, step);
+    } else {
       policy_->on_miss(index, step);
-      continue;
     }
-    ++hits;
-    expert.last_step = step;
-    policy_->on_access(index, step);
   }
   counters_.lookups += experts.size();
   counters_.hits += hits;
@@ -51,30 +56,50 @@ Step LayerTable::touch(std::span<const ExpertIndex> experts) {
   return step;
 }
 
-bool LayerTable::can_admit(std::span<const ExpertIndex> experts) const {
+bool LayerTable::can_admit(std::span<const ExpertIndex> experts, Phase phase) const {
+  const auto may_go = [&](const Expert& expert) {
+    return expert.state == ExpertState::kResident && expert.pins == 0 &&
+           (phase == Phase::kDecode || !is_decodes(expert));
+  };
   std::size_t n_wanted_slots = 0;
-  std::size_t n_kept = 0;  // evictable, but part of the set itself
+  std::size_t n_kept = 0;  // may go, but are part of the set itself
   for (ExpertIndex index : experts) {
     const Expert& expert = at(index);
     if (expert.state == ExpertState::kAbsent) ++n_wanted_slots;
-    if (expert.state == ExpertState::kResident && expert.pins == 0) ++n_kept;
+    if (may_go(expert)) ++n_kept;
   }
-  return n_wanted_slots <= free_.size() + n_evictable_ - n_kept;
+  std::size_t n_may_go = n_evictable_;
+  if (phase == Phase::kPrompt) {
+    n_may_go = static_cast<std::size_t>(std::count_if(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+      return slot.state == SlotState::kResident && may_go(at(slot.expert));
+    }));
+  }
+  return n_wanted_slots <= free_.size() + n_may_go - n_kept;
 }
 
-void LayerTable::choose_victims(std::size_t n, ExpertIndex spared) {
+void LayerTable::choose_victims(std::size_t n, ExpertIndex spared, Phase phase) {
   candidates_.clear();
+  prompt_candidates_.clear();
   next_victim_ = 0;
   for (const Slot& slot : slots_) {
-    if (slot.state == SlotState::kResident && at(slot.expert).pins == 0 && slot.expert != spared) {
+    if (slot.state != SlotState::kResident || slot.expert == spared) continue;
+    const Expert& expert = at(slot.expert);
+    if (expert.pins != 0) continue;
+    if (expert.is_prompts) {
+      prompt_candidates_.push_back(slot.expert);
+    } else if (phase == Phase::kDecode || !is_decodes(expert)) {
       candidates_.push_back(slot.expert);
     }
   }
   victims_.resize(n);
-  CHECK(policy_->rank(candidates_, victims_) == n);
+  std::size_t n_chosen = 0;
+  if (!prompt_candidates_.empty()) n_chosen = policy_->rank(prompt_candidates_, victims_);
+  if (n_chosen < n) n_chosen += policy_->rank(candidates_, std::span(victims_).subspan(n_chosen));
+  CHECK(n_chosen == n);
 }
 
-void LayerTable::admit(std::span<const ExpertIndex> experts, Step step, std::vector<Command>& commands) {
+void LayerTable::admit(std::span<const ExpertIndex> experts, Step step, std::vector<Command>& commands,
+                       Phase phase) {
   std::size_t n_wanted_slots = 0;
   for (ExpertIndex index : experts) {
     Expert& expert = at(index);
@@ -88,9 +113,11 @@ void LayerTable::admit(std::span<const ExpertIndex> experts, Step step, std::vec
   // Ranked once for the whole set: its experts count as simultaneous, so no victim may depend on another's
   // insertion.
   victims_.clear();
-  if (n_wanted_slots > free_.size()) choose_victims(n_wanted_slots - free_.size(), kNobody);
+  if (n_wanted_slots > free_.size()) choose_victims(n_wanted_slots - free_.size(), kNobody, phase);
   for (ExpertIndex index : experts) {
-    if (at(index).state == ExpertState::kAbsent) place(index, step, commands);
+    if (at(index).state != ExpertState::kAbsent) continue;
+    at(index).is_prompts = phase == Phase::kPrompt;
+    place(index, step, commands);
   }
 }
 
@@ -119,18 +146,18 @@ void LayerTable::place(ExpertIndex index, Step step, std::vector<Command>& comma
   at(expert.slot).step = step;
 }
 
-double LayerTable::promotion_gain(ExpertIndex index) {
+double LayerTable::promotion_gain(ExpertIndex index, Phase phase) {
   if (at(index).state != ExpertState::kAbsent) return 0;
   if (!free_.empty()) return std::numeric_limits<double>::infinity();
-  if (n_evictable_ == 0) return 0;
-  choose_victims(1, kNobody);
+  if (n_evictable_ == 0 || phase == Phase::kPrompt) return 0;
+  choose_victims(1, kNobody, phase);
   return policy_->gain(index, victims_.front());
 }
 
-bool LayerTable::promote(ExpertIndex index, std::vector<Command>& commands) {
+bool LayerTable::promote(ExpertIndex index, std::vector<Command>& commands, Phase phase) {
   const std::span one(&index, 1);
-  if (at(index).state != ExpertState::kAbsent || !can_admit(one)) return false;
-  admit(one, step_, commands);
+  if (at(index).state != ExpertState::kAbsent || !can_admit(one, phase)) return false;
+  admit(one, step_, commands, phase);
   unpin(one);
   return true;
 }
@@ -142,6 +169,7 @@ LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_inde
   if (slot.state != SlotState::kEvicting || old.state != ExpertState::kAbsent) return Undo::kIgnored;
   *coming = slot.expert;
   const Step step = slot.step;
+  const Phase phase = at(*coming).is_prompts ? Phase::kPrompt : Phase::kDecode;
   at(*coming).state = ExpertState::kAbsent;
   slot.state = SlotState::kResident;
   slot.expert = old_index;
@@ -155,8 +183,10 @@ LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_inde
   commands.push_back(make_command(CommandKind::kPublish, old_index, index));
   if (!move_coming) return Undo::kNoRoom;
   if (free_.empty()) {
-    if (n_evictable_ < 2) return Undo::kNoRoom;  // the old expert itself is the only one
-    choose_victims(1, old_index);
+    // The old expert itself must not be the only one that may go.
+    const ExpertIndex both[] = {*coming, old_index};
+    if (n_evictable_ < 2 || !can_admit(both, phase)) return Undo::kNoRoom;
+    choose_victims(1, old_index, phase);
   }
   place(*coming, step, commands);
   return Undo::kMoved;

@@ -44,14 +44,16 @@ class LayerTable {
   }
   [[nodiscard]] std::uint32_t count_absent(std::span<const ExpertIndex> experts) const;  // not resident yet
 
-  // One event: counts lookups, hits and misses, tells the policy about the hits, returns the step of the
-  // event.
-  Step touch(std::span<const ExpertIndex> experts);
+  // One event: counts lookups, hits and misses; of decode, tells policy and history. Returns the step of the
+  // event; prompts have none of their own.
+  Step touch(std::span<const ExpertIndex> experts, Phase phase = Phase::kDecode);
 
-  // Whether every expert of the set has a slot or can be given one now, without taking a pinned one.
-  [[nodiscard]] bool can_admit(std::span<const ExpertIndex> experts) const;
+  // Whether every expert of the set has a slot or can be given one now, without taking a pinned one; for a
+  // prompt, nor one that decode uses.
+  [[nodiscard]] bool can_admit(std::span<const ExpertIndex> experts, Phase phase = Phase::kDecode) const;
   // Pins the set and starts what has to be loaded for it. REQUIRES: can_admit, distinct experts.
-  void admit(std::span<const ExpertIndex> experts, Step step, std::vector<Command>& commands);
+  void admit(std::span<const ExpertIndex> experts, Step step, std::vector<Command>& commands,
+             Phase phase = Phase::kDecode);
   // REQUIRES: each was pinned by an admit and not yet unpinned for it.
   void unpin(std::span<const ExpertIndex> experts);
 
@@ -63,9 +65,9 @@ class LayerTable {
 
   // What the policy expects of loading an absent expert now: infinite while there are free slots, 0 when it
   // is not absent or nothing can make room.
-  [[nodiscard]] double promotion_gain(ExpertIndex expert);
+  [[nodiscard]] double promotion_gain(ExpertIndex expert, Phase phase = Phase::kDecode);
   // Starts loading an absent expert that nobody waits for. False: no room.
-  bool promote(ExpertIndex expert, std::vector<Command>& commands);
+  bool promote(ExpertIndex expert, std::vector<Command>& commands, Phase phase = Phase::kDecode);
   [[nodiscard]] bool has_free_slot() const { return !free_.empty(); }
 
   // Ignored when the slot does not wait for it: a late or doubled event.
@@ -101,6 +103,7 @@ class LayerTable {
     std::uint32_t pins = 0;
     std::uint32_t holds = 0;  // of the pins
     Step inserted_step = 0, last_step = 0;
+    bool is_prompts = false;  // loaded for a prompt, and not used by decode since
   };
 
   [[nodiscard]] Expert& at(ExpertIndex expert) {
@@ -124,18 +127,26 @@ class LayerTable {
     command.slot = slot;
     return command;
   }
-  void choose_victims(std::size_t n, ExpertIndex spared);  // into victims_
-  void place(ExpertIndex expert, Step step,
-             std::vector<Command>& commands);  // into a free slot or the next victim's
+  [[nodiscard]] bool is_decodes(const Expert& expert) const {
+    return !expert.is_prompts && step_ - expert.last_step <= kDecodeMemory;
+  }
+  // Into victims_: those of prompts first. REQUIRES: there are as many.
+  void choose_victims(std::size_t n, ExpertIndex spared, Phase phase);
+  // Into a free slot or the next victim's.
+  void place(ExpertIndex expert, Step step, std::vector<Command>& commands);
+
+  // Steps of decode after which an expert that none of them used is not decode's any more.
+  static constexpr Step kDecodeMemory = 1024;
 
   Place place_;
   std::unique_ptr<EvictionPolicy> policy_;
   LayerCounters& counters_;
   std::vector<Slot> slots_;
   std::vector<Expert> experts_;
-  std::vector<SlotIndex> free_;          // used from the back
-  std::vector<ExpertIndex> candidates_;  // scratch
-  std::vector<ExpertIndex> victims_;     // scratch
+  std::vector<SlotIndex> free_;                 // used from the back
+  std::vector<ExpertIndex> candidates_;         // scratch
+  std::vector<ExpertIndex> prompt_candidates_;  // scratch
+  std::vector<ExpertIndex> victims_;            // scratch
   std::size_t next_victim_ = 0;
   std::uint32_t n_resident_ = 0;
   std::uint32_t n_evictable_ = 0;  // resident and not pinned

@@ -42,7 +42,7 @@ void Brain::State::fail(LaneId id, LayerState& layer, GrantStatus status) {
 void Brain::State::start(LaneId id, LayerState& layer) {
   Lease& lease = lanes[id.value].lease;
   lease.n_absent = layer.table.count_absent(lease.experts);
-  layer.table.admit(lease.experts, lease.step, commands);
+  layer.table.admit(lease.experts, lease.step, commands, lease.phase);
   if (lease.n_absent == 0) {
     grant(id);
   } else {
@@ -65,8 +65,13 @@ void Brain::State::ask(LaneId id, std::span<const ExpertIndex> experts) {
     return;
   }
   lease.experts.assign(experts.begin(), experts.end());
-  if (layer.queue.empty() && layer.table.can_admit(lease.experts)) {
+  if (layer.queue.empty() && layer.table.can_admit(lease.experts, lease.phase)) {
     start(id, layer);
+    return;
+  }
+  // A prompt can do without slots, so it neither waits for any nor keeps others waiting.
+  if (lease.phase == Phase::kPrompt) {
+    send_grant(id, GrantStatus::kNoRoom);
     return;
   }
   // Behind the others even when nothing is missing: who overtakes can do so for ever.

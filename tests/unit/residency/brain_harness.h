@@ -51,6 +51,14 @@ class BrainHarness {
     brain.lease(LaneId(lane), LayerIndex(layer), ids(experts), ++seq, epoch);
     return checked();
   }
+  [[nodiscard]] Texts prompt_routed(std::uint32_t lane, Experts experts) {
+    brain.routed(LaneId(lane), LayerIndex(0), ids(experts), Phase::kPrompt);
+    return checked();
+  }
+  [[nodiscard]] Texts prompt_lease(std::uint32_t lane, Experts experts, std::uint64_t epoch = kFar) {
+    brain.lease(LaneId(lane), LayerIndex(0), ids(experts), ++seq, epoch, Phase::kPrompt);
+    return checked();
+  }
   [[nodiscard]] Texts completed(std::uint32_t lane, std::uint64_t epoch = kFar) {
     brain.epoch_completed(LaneId(lane), epoch);
     return checked();

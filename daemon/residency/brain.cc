@@ -194,6 +194,10 @@ bool Brain::promote(ModelId id, LayerIndex layer, ExpertIndex expert, Phase phas
   return state.queue.empty() && state.table.promote(expert, state_->commands, phase);
 }
 
+void Brain::set_costs(ModelId id, LayerIndex layer, const PolicyCosts& costs) {
+  if (ModelState* model = state_->find_model(id)) State::layer_of(*model, layer).table.set_costs(costs);
+}
+
 void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return;

@@ -22,6 +22,7 @@
 
 #include "daemon/base/ids.h"
 #include "daemon/base/result.h"
+#include "daemon/policy/eviction_policy.h"
 
 namespace moecached {
 
@@ -93,7 +94,8 @@ class Brain {
   // REQUIRES: no lane of the model is open. Reads in flight are still reported with read_done and ignored
   // then.
   void remove_model(ModelId model);
-  // What is resident stays; the new policy starts from the access history. kInvalid: the old one stays.
+  // What is resident stays; the new policy starts from the access history, which outlives every policy.
+  // kInvalid: the old one stays.
   Status set_policy(ModelId model, const std::string& spec);
 
   // -- events
@@ -114,6 +116,8 @@ class Brain {
   [[nodiscard]] double promotion_gain(ModelId model, LayerIndex layer, ExpertIndex expert,
                                       Phase phase = Phase::kDecode);
   bool promote(ModelId model, LayerIndex layer, ExpertIndex expert, Phase phase = Phase::kDecode);
+  // What loads of this layer cost now, for policies that weigh it; a policy that comes later is told as well.
+  void set_costs(ModelId model, LayerIndex layer, const PolicyCosts& costs);
   void grace_done(ModelId model, LayerIndex layer, SlotIndex slot);
 
   // -- events of lanes that do not move (a stopped process). Others must neither take what such a lane may be

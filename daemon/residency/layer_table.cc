@@ -18,6 +18,7 @@ LayerTable::LayerTable(Place place, LayerShape shape, std::unique_ptr<EvictionPo
     : place_(place),
       policy_(std::move(policy)),
       counters_(counters),
+      history_(shape.n_experts, kHistoryDecay),
       slots_(shape.n_slots),
       experts_(shape.n_experts) {
   CHECK(shape.n_slots >= 1 && shape.n_slots <= shape.n_experts);
@@ -42,6 +43,7 @@ Step LayerTable::touch(std::span<const ExpertIndex> experts, Phase phase) {
     const bool is_hit = expert.state == ExpertState::kResident;
     hits += is_hit;
     if (!is_decode) continue;
+    history_.use(index, step);
     expert.is_prompts = false;
     if (is_hit) {
       expert.last_step = step;
@@ -252,30 +254,49 @@ std::optional<ExpertIndex> LayerTable::read_done(SlotIndex index, ReadOutcome ou
   return slot.expert;
 }
 
+void LayerTable::set_costs(const PolicyCosts& costs) {
+  costs_ = costs;
+  has_costs_ = true;
+  policy_->set_costs(costs);
+}
+
 void LayerTable::replace_policy(std::unique_ptr<EvictionPolicy> policy) {
+  if (has_costs_) policy->set_costs(costs_);
+  std::vector<PastUse> past(experts_.size());
+  enum class Kind : std::uint8_t { kMiss, kInsert, kAccess };
   struct Event {
     Step step;
-    bool is_access;
+    Kind kind;
     ExpertIndex expert;
   };
-  std::vector<Event> history;
-  history.reserve(std::size_t{n_resident_} * 2);
-  for (const Slot& slot : slots_) {
-    if (slot.state != SlotState::kResident) continue;
-    const Expert& expert = at(slot.expert);
-    history.push_back({.step = expert.inserted_step, .is_access = false, .expert = slot.expert});
-    if (expert.last_step > expert.inserted_step) {
-      history.push_back({.step = expert.last_step, .is_access = true, .expert = slot.expert});
+  std::vector<Event> events;
+  events.reserve(experts_.size() * 2);
+  for (std::uint32_t i = 0; i < experts_.size(); ++i) {
+    const ExpertIndex index(i);
+    const Expert& expert = experts_[i];
+    past[i] = {.uses_per_step = history_.rate(index), .last_step = history_.last_step(index)};
+    if (expert.state != ExpertState::kResident) {
+      if (past[i].last_step > 0) events.push_back({past[i].last_step, Kind::kMiss, index});
+      continue;
     }
+    events.push_back({expert.inserted_step, Kind::kInsert, index});
+    if (expert.last_step > expert.inserted_step) events.push_back({expert.last_step, Kind::kAccess, index});
   }
-  std::sort(history.begin(), history.end(), [](const Event& a, const Event& b) {
-    return std::tie(a.step, a.is_access, a.expert) < std::tie(b.step, b.is_access, b.expert);
+  std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
+    return std::tie(a.step, a.kind, a.expert) < std::tie(b.step, b.kind, b.expert);
   });
-  for (const Event& event : history) {
-    if (event.is_access) {
-      policy->on_access(event.expert, event.step);
-    } else {
-      policy->on_insert(event.expert, event.step);
+  policy->seed(past, step_);
+  for (const Event& event : events) {
+    switch (event.kind) {
+      case Kind::kMiss:
+        policy->on_miss(event.expert, event.step);
+        break;
+      case Kind::kInsert:
+        policy->on_insert(event.expert, event.step);
+        break;
+      case Kind::kAccess:
+        policy->on_access(event.expert, event.step);
+        break;
     }
   }
   policy_ = std::move(policy);

@@ -19,6 +19,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/policy/eviction_policy.h"
+#include "daemon/policy/use_rates.h"
 #include "daemon/residency/brain.h"
 
 namespace moecached {
@@ -80,8 +81,10 @@ class LayerTable {
   // The expert whose read ended; nothing when the slot was not loading.
   std::optional<ExpertIndex> read_done(SlotIndex slot, ReadOutcome outcome, std::vector<Command>& commands);
 
-  // The new policy is told of every resident expert's insertion and last use, oldest first.
+  // The new policy is seeded with the history of every expert, then told of the residents' insertions and of
+  // everybody's last use, oldest first.
   void replace_policy(std::unique_ptr<EvictionPolicy> policy);
+  void set_costs(const PolicyCosts& costs);
 
   // One count per expert, from leases and holds. Aborts when the books do not agree.
   struct Pins {
@@ -137,10 +140,15 @@ class LayerTable {
 
   // Steps of decode after which an expert that none of them used is not decode's any more.
   static constexpr Step kDecodeMemory = 1024;
+  // Of the history that outlives policies, as the ewma policy's default.
+  static constexpr double kHistoryDecay = 0.97;
 
   Place place_;
   std::unique_ptr<EvictionPolicy> policy_;
   LayerCounters& counters_;
+  UseRates history_;
+  PolicyCosts costs_;
+  bool has_costs_ = false;
   std::vector<Slot> slots_;
   std::vector<Expert> experts_;
   std::vector<SlotIndex> free_;                 // used from the back

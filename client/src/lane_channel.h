@@ -16,7 +16,7 @@ enum class Answer {
   kIoError,  // the daemon could not read
   kModelChanged,
   kRefused,
-  kNoRoom,    // stalled lanes keep too many slots of the layer: to be streamed
+  kNoRoom,    // stalled lanes, or for a prompt decode, keep too many slots of the layer: to be streamed
   kNoAnswer,  // the daemon lives, but its patience is used up, or an older request is still unanswered
   kGone,      // the daemon is gone
 };

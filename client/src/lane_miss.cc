@@ -40,11 +40,11 @@ moecached_status Lane::serve_absent(std::uint32_t layer, LaneChannel::Batch batc
     }
     if (load_entries(view) == 0) return MOECACHED_OK;
     if (answer == Answer::kNoRoom) {
-      return fail(
-          MOECACHED_E_TOO_MANY,
-          "%zu distinct experts do not fit beside what stalled processes keep of the layer's %u slots: "
-          "stream them",
-          n_distinct_, view.n_slots);
+      return fail(MOECACHED_E_TOO_MANY,
+                  "%zu distinct experts do not fit beside what decode uses or stalled processes keep of the "
+                  "layer's %u slots: "
+                  "stream them",
+                  n_distinct_, view.n_slots);
     }
     if (answer != Answer::kGranted) break;
   }

@@ -223,6 +223,7 @@ void Core::handle_message(SessionState& state, Lane& lane, const LaneMessage& me
     handle_stream(state, lane, message);
     return;
   }
+  const Phase phase = message.prefill ? Phase::kPrompt : Phase::kDecode;
   lane.use_epoch = message.epoch;
   lane.use_layer = message.layer;
   lane.use_ids.assign(message.ids.begin(), message.ids.end());
@@ -234,7 +235,7 @@ void Core::handle_message(SessionState& state, Lane& lane, const LaneMessage& me
                            .prefill = message.prefill};
   if (message.kind == MOECACHED_RECORD_ROUTE) {
     taps_.put(lane.model->id(), event, message.ids);
-    brain_.routed(lane.id, message.layer, message.ids);
+    brain_.routed(lane.id, message.layer, message.ids, phase);
     return;
   }
   if (lane.model->changed_on_disk) {
@@ -243,7 +244,7 @@ void Core::handle_message(SessionState& state, Lane& lane, const LaneMessage& me
   }
   lane.lease_pending = true;
   taps_.put(lane.model->id(), event, message.ids);
-  brain_.lease(lane.id, message.layer, message.ids, message.seq, message.epoch);
+  brain_.lease(lane.id, message.layer, message.ids, message.seq, message.epoch, phase);
   carry_out_commands();
 }
 

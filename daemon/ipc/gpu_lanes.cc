@@ -120,6 +120,7 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
     model.use[index].hits += std::uint64_t{header.n_tokens} * k;
   }
   const bool routed = entry.has_slots && lane.known_to_brain;
+  const Phase phase = (header.flags & MOECACHED_FLAG_PREFILL) != 0 ? Phase::kPrompt : Phase::kDecode;
   std::vector<std::int32_t> slots(std::size_t{header.n_tokens} * k);
   for (std::uint32_t row = 0; row < header.n_layers; ++row) {
     std::uint16_t layer_index = layer_at(row);
@@ -163,11 +164,12 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
                  .prefill = (header.flags & MOECACHED_FLAG_PREFILL) != 0},
                 experts_);
       if (!routed) continue;
-      brain_.routed(lane.id, layer, experts_);
+      brain_.routed(lane.id, layer, experts_, phase);
       if (test_churn_) continue;
       for (const ExpertIndex expert : experts_) {
         if (hits == k || entry.candidates.size() >= kCandidatesMax) break;
-        entry.candidates.push_back({0, layer, expert});  // those that were hits turn out to gain nothing
+        // Those that were hits turn out to gain nothing.
+        entry.candidates.push_back({.gain = 0, .layer = layer, .expert = expert, .phase = phase});
       }
     }
   }

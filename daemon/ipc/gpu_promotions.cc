@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "daemon/ipc/gpu_service_state.h"
 #include "daemon/platform/clock.h"
@@ -139,13 +140,16 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
     }
   }
   const auto place = [](const Entry::Candidate& c) { return std::pair(c.layer, c.expert); };
-  std::ranges::sort(entry.candidates, {}, place);
+  // Of doubles the one of decode comes first, and stays.
+  std::ranges::sort(entry.candidates, {},
+                    [](const Entry::Candidate& c) { return std::tuple(c.layer, c.expert, c.phase); });
   const auto doubles = std::ranges::unique(entry.candidates, {}, place);
   entry.candidates.erase(doubles.begin(), doubles.end());
   for (Entry::Candidate& candidate : entry.candidates)
-    candidate.gain = model.n_slots()[candidate.layer.value] == 0
-                         ? 0
-                         : brain_.promotion_gain(model.id(), candidate.layer, candidate.expert);
+    candidate.gain =
+        model.n_slots()[candidate.layer.value] == 0
+            ? 0
+            : brain_.promotion_gain(model.id(), candidate.layer, candidate.expert, candidate.phase);
   std::erase_if(entry.candidates, [](const Entry::Candidate& c) { return c.gain < kPromotionGainMin; });
   std::sort(entry.candidates.begin(), entry.candidates.end());
   for (const Entry::Candidate& candidate : entry.candidates) {
@@ -154,8 +158,9 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
     const std::uint64_t bytes = model.expert_bytes(candidate.layer);
     if (!into_free_slot && !entry.device->budget.allows(bytes)) break;
     // Asked again: promotions of this round have changed what is worth it.
-    if (brain_.promotion_gain(model.id(), candidate.layer, candidate.expert) < kPromotionGainMin) continue;
-    if (!brain_.promote(model.id(), candidate.layer, candidate.expert)) continue;
+    if (brain_.promotion_gain(model.id(), candidate.layer, candidate.expert, candidate.phase) < kPromotionGainMin)
+      continue;
+    if (!brain_.promote(model.id(), candidate.layer, candidate.expert, candidate.phase)) continue;
     entry.device->budget.uploaded(bytes);
     ++entry.promotions;
   }

@@ -37,6 +37,7 @@ struct GpuService::Entry {
     double gain;
     LayerIndex layer;
     ExpertIndex expert;
+    Phase phase = Phase::kDecode;
     bool operator<(const Candidate& other) const { return gain > other.gain; }
   };
   std::shared_ptr<GpuModel> model;

@@ -83,7 +83,8 @@ void Brain::State::ask(LaneId id, std::span<const ExpertIndex> experts) {
 void Brain::State::serve_queue(LayerState& layer) {
   while (!layer.queue.empty()) {
     const LaneId id = layer.queue.front();
-    if (!layer.table.can_admit(lanes[id.value].lease.experts)) return;
+    const Lease& lease = lanes[id.value].lease;
+    if (!layer.table.can_admit(lease.experts, lease.phase)) return;
     layer.queue.remove(links, id);
     start(id, layer);
   }

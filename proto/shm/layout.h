@@ -233,7 +233,7 @@ enum moecached_record_kind {
 
 enum moecached_record_flags {
   MOECACHED_FLAG_MORE = 1,      // the id list continues in the next record of the ring
-  MOECACHED_FLAG_PREFILL = 2,   // ids come from a prompt batch
+  MOECACHED_FLAG_PREFILL = 2,   // ids come from a prompt batch: they evict nothing that decode uses, no policy learns from them
 };
 
 // One cache line. Written by the client, then published by `head` (release).
@@ -255,7 +255,8 @@ enum moecached_grant_status {
   MOECACHED_GRANT_IO_ERROR = 1,       // the read failed: the client may read the file itself
   MOECACHED_GRANT_MODEL_CHANGED = 2,  // the file is not the registered one any more: do not compute
   MOECACHED_GRANT_REFUSED = 3,        // the record was not valid, or more experts than slots
-  MOECACHED_GRANT_NO_ROOM = 4,        // too many slots of the layer are kept for lanes that do not move: stream
+  MOECACHED_GRANT_NO_ROOM = 4,        // too many slots of the layer are kept for lanes that do not move or, for a LEASE with
+                                      // FLAG_PREFILL, by what decode uses: stream. An older client takes it for a refusal
 };
 
 struct moecached_shm_lane {

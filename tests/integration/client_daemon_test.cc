@@ -111,6 +111,23 @@ class Client {
     return wrong;
   }
 
+  // A prompt of 64 rows over `n_distinct` random experts. Counts what it was told.
+  void prompt(std::mt19937& random, std::uint32_t layer, std::uint32_t n_distinct) {
+    std::vector<std::int32_t> all(kExperts), ids, slots;
+    for (std::uint32_t i = 0; i < kExperts; ++i) all[i] = static_cast<std::int32_t>(i);
+    std::shuffle(all.begin(), all.end(), random);
+    for (std::uint32_t i = 0; i < 64; ++i) ids.push_back(all[i % n_distinct]);
+    slots.resize(ids.size());
+    const auto status =
+        moecached_lane_resolve(lane_, layer, ids.data(), ids.size(), 1, sizeof(std::int32_t), slots.data());
+    EXPECT_TRUE(status == MOECACHED_OK || status == MOECACHED_E_TOO_MANY) << moecached_last_error();
+    ++(status == MOECACHED_OK ? prompts_granted : prompts_told_to_stream);
+    for (std::size_t i = 0; status == MOECACHED_OK && i < n_distinct; ++i)
+      prompts_wrong_bytes += wrong_bytes(layer, ids[i], slots[i]);
+    moecached_lane_end(lane_);
+  }
+  std::size_t prompts_granted = 0, prompts_told_to_stream = 0, prompts_wrong_bytes = 0;
+
   moecached_counters counters() const {
     moecached_counters out{};
     moecached_model_counters(model_, &out);
@@ -144,6 +161,34 @@ TEST_F(ClientDaemonTest, EverySlotHoldsItsExpertWhileTheyAreSwappedUnderFourClie
   EXPECT_GT(leases, 0u);
 }
 
+TEST_F(ClientDaemonTest, PromptsOfOneClientCostAnotherOnesDecodeNoMiss) {
+  Client decoder(folder_, model_), prompter(folder_, model_);
+  // Four experts of six slots.
+  const auto decode = [&] {
+    for (std::uint32_t layer = 0; layer < 3; ++layer) {
+      const std::int32_t ids[kTopK] = {3, 7, 11, 15};
+      std::int32_t slots[kTopK];
+      ASSERT_EQ(moecached_lane_resolve(decoder.lane(), layer, ids, 1, kTopK, 0, slots), MOECACHED_OK);
+      for (std::size_t k = 0; k < kTopK; ++k) EXPECT_EQ(decoder.wrong_bytes(layer, ids[k], slots[k]), 0u);
+    }
+    moecached_lane_end(decoder.lane());
+  };
+  decode();
+  const moecached_counters before = decoder.counters();
+  std::mt19937 random(3);
+  for (std::uint32_t i = 0; i < 60; ++i) {
+    prompter.prompt(random, i % 3, 1 + i % 6);
+    decode();
+  }
+  const moecached_counters after = decoder.counters();
+  EXPECT_EQ(after.hits - before.hits, after.lookups - before.lookups);
+  EXPECT_EQ(after.leases, before.leases);
+  EXPECT_GT(prompter.prompts_granted, 10u) << "two slots are free for prompts";
+  EXPECT_GT(prompter.prompts_told_to_stream, 10u);
+  EXPECT_EQ(prompter.prompts_wrong_bytes, 0u);
+  EXPECT_EQ(prompter.counters().fallback_reads, 0u);
+}
+
 TEST_F(ClientDaemonTest, CheckerSeesAWrongExpert) {
   Client client(folder_, model_);
   std::int32_t ids[2] = {1, 2}, slots[2];
@@ -160,9 +205,12 @@ TEST_F(ClientDaemonTest, PolicyChangesWhileClientsDecode) {
     wrong += client.decode(9, 200);
     done = true;
   });
+  static constexpr const char* kSpecs[] = {
+      "lru",      "slru:admit=second-miss", "arc", "s3fifo:admit=value", "sieve", "lfu:halve=64", "static",
+      "wtinylfu", "ewma:admit=value"};
   int swaps = 0;
   while (!done) {
-    auto set = daemon_->set_policy(0, swaps % 2 == 0 ? "lru" : "slru:admit=second-miss");
+    auto set = daemon_->set_policy(0, kSpecs[static_cast<std::size_t>(swaps) % std::size(kSpecs)]);
     ASSERT_TRUE(set) << set.error().text;
     ++swaps;
   }

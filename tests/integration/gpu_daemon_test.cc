@@ -144,7 +144,8 @@ class GpuClient {
   };
 
   // One graph: every layer, kTopK distinct experts of [first, first + span).
-  Outcome graph(std::mt19937& random, std::uint32_t first = 0, std::uint32_t span = kExperts) {
+  Outcome graph(std::mt19937& random, std::uint32_t first = 0, std::uint32_t span = kExperts,
+                bool is_prefill = false) {
     Outcome out;
     if (moecached_gpu_lane_begin(lane_) != MOECACHED_OK) {
       ADD_FAILURE() << moecached_last_error();
@@ -199,14 +200,15 @@ class GpuClient {
                                       .whole_layers = whole_layers.data(),
                                       .n_whole_layers = static_cast<std::uint32_t>(whole_layers.size()),
                                       .n_tokens = 1,
-                                      .is_prefill = 0};
+                                      .is_prefill = is_prefill ? 1u : 0u};
     EXPECT_EQ(moecached_gpu_lane_submit(lane_, &submit), MOECACHED_OK) << moecached_last_error();
     return out;
   }
-  Outcome graphs(std::uint32_t seed, int n, std::uint32_t first = 0, std::uint32_t span = kExperts) {
+  Outcome graphs(std::uint32_t seed, int n, std::uint32_t first = 0, std::uint32_t span = kExperts,
+                 bool is_prefill = false) {
     std::mt19937 random(seed);
     Outcome out;
-    for (int i = 0; i < n; ++i) out += graph(random, first, span);
+    for (int i = 0; i < n; ++i) out += graph(random, first, span, is_prefill);
     return out;
   }
   void fetch_from_now_on() {
@@ -408,6 +410,36 @@ TEST_F(GpuDaemonTest, PoliciesAreSwappedWhileLanesCompute) {
   computer.join();
   EXPECT_EQ(wrong, 0u);
   EXPECT_GT(swaps, 1);
+}
+
+TEST_F(GpuDaemonTest, PromptsFillFreeSlotsAndEvictNothing) {
+  start(kSix);
+  GpuClient client(folder_, model_);
+  EXPECT_TRUE(eventually([&] {
+    client.graphs(1, 5, 0, kExperts, true);
+    return resident() == kLayers * 6;
+  })) << "prompts alone fill what is free";
+  const auto evictions = [&] {
+    std::uint64_t n = 0;
+    for (const LayerReport& layer : report().layers) n += layer.evictions;
+    return n;
+  };
+  EXPECT_EQ(evictions(), 0u);
+  GpuClient::Outcome out;
+  EXPECT_TRUE(eventually([&] {
+    const auto now = client.graphs(2, 10, 8, 6);  // decode takes all six slots
+    out += now;
+    return now.device_slots == now.slots;
+  }));
+  const std::uint64_t before = evictions();
+  EXPECT_GT(before, 0u) << "the six of decode were not those of the prompts";
+  const std::uint64_t epochs = report().epochs;
+  out += client.graphs(3, 300, 0, kExperts, true);
+  EXPECT_TRUE(eventually([&] { return report().epochs >= epochs + 300; }));
+  EXPECT_EQ(evictions(), before);
+  const auto again = client.graphs(4, 10, 8, 6);
+  EXPECT_EQ(again.device_slots, again.slots);
+  EXPECT_EQ(out.wrong + again.wrong, 0u);
 }
 
 TEST_F(GpuDaemonTest, SecondProcessFindsEverythingLoaded) {

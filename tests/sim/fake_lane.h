@@ -20,6 +20,10 @@ struct Record {
   std::vector<ExpertIndex> ids;
   std::uint32_t seq = 0;    // leases
   std::uint64_t epoch = 0;  // that uses the ids, or is going to
+  // A prompt's. Decode takes four at most, see FakeLane::plan.
+  [[nodiscard]] moecached::Phase phase() const {
+    return ids.size() > 4 ? moecached::Phase::kPrompt : moecached::Phase::kDecode;
+  }
 };
 
 // What both sides see.

@@ -112,9 +112,10 @@ void FakeShell::drain_record(std::uint32_t id) {
     lane.has_seen_io_error = false;
     lane.has_seen_change = false;
     lane.is_pending = true;
-    brain_.lease(LaneId(id), record.layer, record.ids, record.seq, record.epoch);
+    lane.pending_phase = record.phase();
+    brain_.lease(LaneId(id), record.layer, record.ids, record.seq, record.epoch, record.phase());
   } else {
-    brain_.routed(LaneId(id), record.layer, record.ids);
+    brain_.routed(LaneId(id), record.layer, record.ids, record.phase());
   }
   after_event();
 }
@@ -434,8 +435,9 @@ void FakeShell::grant(const Command& command) {
              "refused what would fit");
       break;
     case GrantStatus::kNoRoom:
-      expect(lane.pending_ids.size() <= layer.shape.n_slots && layer.has_been_held,
-             ViolationKind::kUntruthfulGrant, "no room, but nobody had stalled");
+      expect(lane.pending_ids.size() <= layer.shape.n_slots &&
+                 (layer.has_been_held || lane.pending_phase == Phase::kPrompt),
+             ViolationKind::kUntruthfulGrant, "no room for decode, but nobody had stalled");
       break;
   }
 }

@@ -50,6 +50,7 @@ class FakeShell {
     std::uint32_t pending_seq = 0;
     std::vector<ExpertIndex> pending_ids;
     LayerIndex pending_layer, leased_layer;
+    Phase pending_phase = moecached::Phase::kDecode;
     bool has_seen_io_error = false, has_seen_change = false;  // in reads of its experts
     bool is_pending = false;
     // Its last record, and since when a grace period has waited for the epoch that it is in.

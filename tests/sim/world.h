@@ -68,7 +68,7 @@ struct Stats {
   std::uint64_t policy_swaps = 0, policies_refused = 0, all_layer_epochs = 0, lies = 0, graces_waited = 0;
   std::uint64_t leases_queued = 0;
   std::uint64_t long_stalls = 0, undone = 0, held = 0, held_whole = 0, held_leases = 0, known_unused = 0,
-                refused_by_stall = 0;
+                refused_by_stall = 0, streamed_prompts = 0;
   std::uint64_t promotions = 0, promotions_evicting = 0, promotions_refused = 0;
   std::uint64_t wait_ticks_max = 0;  // of an honest lane, from its LEASE record to the answer
 };

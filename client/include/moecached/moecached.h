@@ -105,8 +105,9 @@ MOECACHED_API void moecached_lane_close(moecached_lane* lane);
 // epoch: slots of an earlier resolve may be reused by the daemon from here on.
 // ids: rows x cols int32 in [0, n_experts), row r at (const char*)ids + r * row_stride_bytes; slots_out: rows * cols int32, dense.
 // A hit takes no lock, no system call, no allocation.
-// MOECACHED_E_TOO_MANY: more distinct experts than n_slots, and nothing was waited for; or than are left beside
-// those that the daemon keeps for stalled processes, as it answered. Use moecached_stream_*.
+// MOECACHED_E_TOO_MANY: more distinct experts than n_slots, and nothing was waited for; or, as the daemon answered, than are
+// left beside those kept for stalled processes or, with more than 32 rows (a prompt), beside those that decode uses. Use
+// moecached_stream_*.
 MOECACHED_API moecached_status moecached_lane_resolve(moecached_lane* lane, uint32_t layer, const int32_t* ids, size_t rows, size_t cols,
                                                       size_t row_stride_bytes, int32_t* slots_out);
 // The lane has finished using the slots it resolved last. A quiescent point: call it when the graph is done.

@@ -87,6 +87,7 @@ class GpuService {
   void start_growth(Entry& entry);
   void growth_done(Entry& entry, const Status& outcome, const std::vector<std::uint32_t>& n_slots);
   void promote(Entry& entry, std::uint64_t now_ns);
+  void tell_costs(Entry& entry, std::uint64_t now_ns);
   void churn(Entry& entry);
   void check_all_resident(Entry& entry);
   void watch_stalls(std::uint64_t now_ns);

@@ -53,6 +53,7 @@ struct GpuService::Entry {
   std::vector<std::uint32_t> publishing;          // by layer: flips to device slots that are not done yet
   std::uint32_t fill_layer = 0, fill_expert = 0;  // of the first fill, when everything is to be resident
   std::uint64_t load_begun_ns = 0;
+  std::uint64_t costs_told_ns = 0;
 };
 
 struct GpuService::Lane {

@@ -40,6 +40,7 @@ class UploadBudget {
     return allowance_ >= std::min(static_cast<double>(bytes), burst());
   }
   void uploaded(std::uint64_t bytes) { allowance_ -= static_cast<double>(bytes); }
+  [[nodiscard]] double link_rate() const { return options_.link_rate; }
   [[nodiscard]] double link_busy() const {  // 0..1
     if (window_seconds_ <= 0) return 0;
     return std::min(1.0, window_bytes_ / window_seconds_ / options_.link_rate);

@@ -7,6 +7,7 @@
 #include "daemon/policy/arc.h"
 #include "daemon/policy/ewma.h"
 #include "daemon/policy/fifo.h"
+#include "daemon/policy/learned.h"
 #include "daemon/policy/lfu.h"
 #include "daemon/policy/lru.h"
 #include "daemon/policy/s3fifo.h"
@@ -28,6 +29,7 @@ constexpr auto kPolicies = std::to_array<Entry>({
     {ArcPolicy::kName, &ArcPolicy::make},
     {EwmaPolicy::kName, &EwmaPolicy::make},
     {FifoPolicy::kName, &FifoPolicy::make},
+    {LearnedPolicy::kName, &LearnedPolicy::make},
     {LfuPolicy::kName, &LfuPolicy::make},
     {LruPolicy::kName, &LruPolicy::make},
     {S3FifoPolicy::kName, &S3FifoPolicy::make},

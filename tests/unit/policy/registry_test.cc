@@ -19,8 +19,8 @@ std::string error_of(std::string_view spec, PolicyShape shape = kShape) {
 }
 
 TEST(PolicyRegistry, NamesEveryPolicy) {
-  EXPECT_THAT(policy_names(), ElementsAre("arc", "ewma", "fifo", "lfu", "lru", "s3fifo", "sieve", "slru",
-                                          "static", "wtinylfu"));
+  EXPECT_THAT(policy_names(), ElementsAre("arc", "ewma", "fifo", "learned", "lfu", "lru", "s3fifo", "sieve",
+                                          "slru", "static", "wtinylfu"));
 }
 
 TEST(PolicyRegistry, MakesEveryPolicyThatItNames) {
@@ -39,7 +39,8 @@ TEST(PolicyRegistry, TakesOptionsBehindAColon) {
 }
 
 TEST(PolicyRegistry, AnUnknownNameIsAnErrorThatListsTheNames) {
-  const std::string names = "; there are arc, ewma, fifo, lfu, lru, s3fifo, sieve, slru, static, wtinylfu";
+  const std::string names =
+      "; there are arc, ewma, fifo, learned, lfu, lru, s3fifo, sieve, slru, static, wtinylfu";
   EXPECT_EQ(error_of("best"), "no policy 'best'" + names);
   EXPECT_EQ(error_of(""), "no policy ''" + names);
   EXPECT_EQ(error_of("LRU"), "no policy 'LRU'" + names);

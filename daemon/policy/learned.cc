@@ -20,10 +20,6 @@ float rough_log2(float value) {
   return static_cast<float>(std::bit_cast<std::int32_t>(value)) * 0x1p-23F - 127.0F;
 }
 
-// What is likelier in the next few steps is so for a part of its stay only. With a half, promotions on the
-// gpt-oss-20b trace are as few as by ewma, and hit more.
-constexpr double kGainThatLasts = 0.5;
-
 float sigmoid(float logit) { return 1 / (1 + std::exp(-logit)); }
 
 }  // namespace
@@ -152,7 +148,7 @@ void LearnedPolicy::seed(std::span<const PastUse> past, Step now) noexcept {
 }
 
 double LearnedPolicy::gain(ExpertIndex newcomer, ExpertIndex victim) const noexcept {
-  return kGainThatLasts * (likelihood(newcomer) - likelihood(victim)) / kHorizon;
+  return (likelihood(newcomer) - likelihood(victim)) / kHorizon;
 }
 
 std::size_t LearnedPolicy::rank(std::span<const ExpertIndex> candidates,

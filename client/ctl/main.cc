@@ -66,7 +66,10 @@ struct CommandLine {
     policy = command(app, "policy", "eviction policy: get or set")->require_subcommand(1);
     policy_get = command(*policy, "get", "print the policy");
     policy_set = command(*policy, "set", "change the policy while running");
-    policy_set->add_option("spec", spec, "lru, slru, slru:probation=20,admit=second-miss")
+    policy_set
+        ->add_option(
+            "spec", spec,
+            "ewma, lru, slru:probation=20, lfu:halve=64,admit=second-miss ...; a wrong name lists all")
         ->type_name("SPEC")
         ->required();
     for (CLI::App* sub : {policy_get, policy_set}) {

@@ -83,10 +83,16 @@ void Brain::State::ask(LaneId id, std::span<const ExpertIndex> experts) {
 void Brain::State::serve_queue(LayerState& layer) {
   while (!layer.queue.empty()) {
     const LaneId id = layer.queue.front();
-    const Lease& lease = lanes[id.value].lease;
-    if (!layer.table.can_admit(lease.experts, lease.phase)) return;
+    Lease& lease = lanes[id.value].lease;
+    const bool fits = layer.table.can_admit(lease.experts, lease.phase);
+    if (!fits && lease.phase == Phase::kDecode) return;
     layer.queue.remove(links, id);
-    start(id, layer);
+    if (fits) {
+      start(id, layer);
+    } else {  // a prompt that was here because it lost its slot: it neither waits nor keeps others waiting
+      lease.state = LeaseState::kNone;
+      send_grant(id, GrantStatus::kNoRoom);
+    }
   }
 }
 

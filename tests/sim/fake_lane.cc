@@ -171,8 +171,7 @@ void FakeLane::take_answer() {
       waves_.pop_front();  // read from the file, or not computed at all
       break;
     case GrantStatus::kNoRoom:  // a stalled lane keeps the slots, or a prompt would take decode's: it streams
-      ++(waves_.front().front().phase() == moecached::Phase::kPrompt ? world_.stats.streamed_prompts
-                                                                     : world_.stats.refused_by_stall);
+      ++(waves_.front().size() > 4 ? world_.stats.streamed_prompts : world_.stats.refused_by_stall);
       waves_.pop_front();
       break;
     case GrantStatus::kRefused:

@@ -121,8 +121,8 @@ TEST(Prompt, AnUndoneEvictionGivesAPromptNoSlotOfDecode) {
   (void)b.read(1);
   (void)b.completed(1, 1);
   EXPECT_EQ(b.prompt_lease(1, {3}), (Texts{"unpublish 0/0 expert 2 slot 1"}));
-  EXPECT_TRUE(b.brain.undo_eviction(ModelId(0), LayerIndex(0), SlotIndex(1), ExpertIndex(2)));
-  EXPECT_EQ(b.checked(), (Texts{"publish 0/0 expert 2 slot 1", "grant lane 1 seq 3 refused"}));
+  EXPECT_TRUE(b.brain.undo_eviction({ModelId(0), LayerIndex(0), SlotIndex(1), ExpertIndex(2)}, LaneId(0), 9));
+  EXPECT_EQ(b.checked(), (Texts{"publish 0/0 expert 2 slot 1", "grant lane 1 seq 3 no room"}));
 }
 
 // Decode of a few experts among prompts of everything, by every policy: once resident, decode never misses.
@@ -135,7 +135,8 @@ TEST(Prompt, NeverCostsDecodeAHit) {
     std::uint64_t decode_misses = 0, streams = 0, grants = 0;
     for (int i = 0; i < 2000; ++i) {
       std::set<std::uint32_t> set;
-      while (set.size() < 1u + static_cast<std::uint32_t>(i) % 6) set.insert(static_cast<std::uint32_t>(random() % 32));
+      while (set.size() < 1u + static_cast<std::uint32_t>(i) % 6)
+        set.insert(static_cast<std::uint32_t>(random() % 32));
       std::vector<ExpertIndex> prompt;
       for (std::uint32_t value : set) prompt.emplace_back(value);
       b.brain.lease(LaneId(1), LayerIndex(0), prompt, 1, ++epoch, Phase::kPrompt);

@@ -12,9 +12,11 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "daemon/ipc/daemon.h"
@@ -390,6 +392,50 @@ TEST_F(GpuDaemonTest, ExpertsInUseEndUpInDeviceSlotsAndAreCounted) {
   EXPECT_GT(hits, 0u);
   EXPECT_LE(hits, lookups);
   EXPECT_EQ(daemon_->sessions().front().records_refused, 0u);
+}
+
+TEST_F(GpuDaemonTest, ARecordingSaysWhatGraphsUsedWhileSlotsAreSwapped) {
+  constexpr int kGraphs = 300;
+  start(kSix);
+  GpuClient client(folder_, model_);
+  auto recording = daemon_->open_recording(0);
+  ASSERT_TRUE(recording) << recording.error().text;
+  EXPECT_EQ(client.graphs(8, kGraphs).wrong, 0u);
+  const auto lookups = [this] {
+    std::uint64_t n = 0;
+    for (const LayerReport& layer : report().layers) n += layer.lookups;
+    return n;
+  };
+  std::uint64_t seen = 0;
+  ASSERT_TRUE(eventually([&] { return std::exchange(seen, lookups()) == seen && seen > 0; }));
+  std::map<std::uint64_t, std::vector<std::vector<std::uint32_t>>> recorded;  // by graph
+  RoutingEvent event;
+  std::vector<std::uint32_t> experts;
+  std::uint64_t n_experts = 0;
+  while (recording->tap->take(&event, &experts)) {
+    auto& layers = recorded[event.graph];
+    ASSERT_EQ(event.layer.value, layers.size());
+    ASSERT_EQ(event.n_tokens, 1u);
+    layers.push_back(experts);
+    n_experts += experts.size();
+  }
+  EXPECT_EQ(recording->tap->dropped(), 0u);
+  EXPECT_EQ(n_experts, lookups());
+  // The client's choices again. A graph whose log entry was not free is not in the recording; the others are,
+  // in order.
+  std::mt19937 random(8);
+  auto next = recorded.begin();
+  for (int i = 0; i < kGraphs && next != recorded.end(); ++i) {
+    std::vector<std::vector<std::uint32_t>> layers(kLayers);
+    for (auto& wanted : layers) {
+      const auto first = static_cast<std::uint32_t>(random());
+      for (std::uint32_t k = 0; k < kTopK; ++k) wanted.push_back((first + k) % kExperts);
+    }
+    if (next->second == layers) ++next;
+  }
+  EXPECT_EQ(next, recorded.end());
+  EXPECT_GT(recorded.size(), 20u);
+  daemon_->close_recording(recording->tap);
 }
 
 TEST_F(GpuDaemonTest, PoliciesAreSwappedWhileLanesCompute) {

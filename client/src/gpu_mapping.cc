@@ -16,6 +16,8 @@ namespace {
 
 // Another thread may take an address between the look for a free one and its reservation.
 constexpr int kAdjacencyAttempts = 8;
+// To which CUDA (driver 580) rounds a reservation among the addresses that the kernel gives out.
+constexpr std::uint64_t kReservationAlignment = std::uint64_t{32} << 20;
 
 std::uint64_t rounded_up(std::uint64_t bytes, std::uint64_t granularity) {
   return (bytes + granularity - 1) / granularity * granularity;
@@ -182,26 +184,29 @@ moecached_status GpuMapping::map_host_allocation(std::uint32_t part, UniqueFd me
   return import(&range, window.device_bytes, window.host_bytes, std::move(memory));
 }
 
-// CUDA maps a memfd only where the CPU sees it, and reserves addresses where it likes: a hint among those
-// that the kernel gives out is rounded to 32 MiB. So CUDA shows a hole that the whole window fits into; its
-// front is reserved again, and the memfd is mapped right behind. *taken: somebody else is there.
+// CUDA maps a memfd only where the CPU sees it, so the addresses come from the kernel: a free range for the
+// whole window. CUDA reserves its front, which it does where it is told if that is a multiple of 32 MiB, and
+// the memfd is mapped right behind. *taken: somebody else was faster.
 moecached_status GpuMapping::map_memfd_behind(const moecached_shm_window& window, const UniqueFd& memory,
                                               int protection, Range* range, bool* taken) {
-  const std::uint64_t bytes = window.device_bytes + window.host_bytes;
-  CUdeviceptr hole = 0;
-  if (const auto status = check_cuda(cuda().cuMemAddressReserve(&hole, bytes, layout_.gpu.granularity, 0, 0),
-                                     "reserve addresses for a window")) {
-    return status;
+  const std::uint64_t bytes = window.device_bytes + window.host_bytes + kReservationAlignment;
+  void* const free = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (free == MAP_FAILED) {
+    return fail(MOECACHED_E_SYSTEM, "no %llu bytes of addresses for a window: %s",
+                static_cast<unsigned long long>(bytes), error_name(errno));
   }
-  cuda().cuMemAddressFree(hole, bytes);
-  range->address = hole;
+  const CUdeviceptr begin = rounded_up(as_address(free), kReservationAlignment);
+  ::munmap(free, bytes);
+  range->address = begin;
   if (window.device_bytes > 0) {
     if (const auto status = check_cuda(cuda().cuMemAddressReserve(&range->address, window.device_bytes,
-                                                                  layout_.gpu.granularity, hole, 0),
+                                                                  layout_.gpu.granularity, begin, 0),
                                        "reserve addresses for a window")) {
       return status;
     }
     range->reserved_bytes = window.device_bytes;
+    *taken = range->address != begin;
+    if (*taken) return MOECACHED_OK;
   }
   void* const behind =
       reinterpret_cast<void*>(static_cast<std::uintptr_t>(range->address + window.device_bytes));

@@ -31,7 +31,8 @@ class Replayer {
   }
 
   void turn(const Turn& turn) {
-    tally_ = trace_.row(turn.row).is_decode ? &result_.decode : &result_.prefill;
+    phase_ = trace_.row(turn.row).is_decode ? Phase::kDecode : Phase::kPrompt;
+    tally_ = phase_ == Phase::kDecode ? &result_.decode : &result_.prefill;
     ++tally_->rows;
     for (std::uint32_t layer = 0; layer < n_layers_; ++layer) {
       const std::span<const std::uint16_t> event = trace_.event(turn.row, layer);
@@ -49,7 +50,7 @@ class Replayer {
       if (options_.mode == Mode::kPool && missed) {
         load(LaneId(turn.lane), LayerIndex(layer));
       } else {
-        brain_.routed(LaneId(turn.lane), LayerIndex(layer), experts_);
+        brain_.routed(LaneId(turn.lane), LayerIndex(layer), experts_, phase_);
         if (missed) promote(pool_of(turn.lane), LayerIndex(layer));
       }
     }
@@ -90,10 +91,10 @@ class Replayer {
     if (experts_.size() > options_.n_slots[layer.value]) {
       // A client streams these, without slots; the hits among them are all that the brain learns to keep.
       ++result_.events_too_wide;
-      brain_.routed(lane, layer, experts_);
+      brain_.routed(lane, layer, experts_, phase_);
       return;
     }
-    brain_.lease(lane, layer, experts_, ++seq_, ++epoch_);
+    brain_.lease(lane, layer, experts_, ++seq_, ++epoch_, phase_);
     carry_out_commands();
     CHECK(granted_ == seq_);
     brain_.epoch_completed(lane, epoch_);
@@ -107,7 +108,7 @@ class Replayer {
     const std::uint8_t* resident = &resident_[table_at(pool, layer.value)];
     for (const ExpertIndex expert : experts_) {
       if (resident[expert.value] != 0) continue;
-      const double gain = brain_.promotion_gain(model, layer, expert);
+      const double gain = brain_.promotion_gain(model, layer, expert, phase_);
       if (gain >= kPromotionGainMin) candidates_.push_back({gain, expert});
     }
     std::stable_sort(candidates_.begin(), candidates_.end(),
@@ -115,9 +116,9 @@ class Replayer {
     for (const Candidate& candidate : candidates_) {
       // Asked again: the promotions of this round have changed what is worth it.
       if (&candidate != candidates_.data() &&
-          brain_.promotion_gain(model, layer, candidate.expert) < kPromotionGainMin)
+          brain_.promotion_gain(model, layer, candidate.expert, phase_) < kPromotionGainMin)
         continue;
-      if (brain_.promote(model, layer, candidate.expert)) carry_out_commands();
+      if (brain_.promote(model, layer, candidate.expert, phase_)) carry_out_commands();
     }
   }
 
@@ -140,7 +141,9 @@ class Replayer {
             ++tally_->insertions;
             break;
           case CommandKind::kGrant:
-            CHECK(command.status == GrantStatus::kOk);
+            // A prompt that decode leaves no room streams, as those that are too wide do.
+            CHECK(command.status == GrantStatus::kOk ||
+                  (command.status == GrantStatus::kNoRoom && phase_ == Phase::kPrompt));
             granted_ = command.seq;
             break;
         }
@@ -160,6 +163,7 @@ class Replayer {
   const std::uint32_t n_layers_, n_experts_, n_pools_;
   Brain brain_;
   ReplayResult result_;
+  Phase phase_ = Phase::kDecode;
   Tally* tally_ = nullptr;
   std::vector<std::uint8_t> resident_;  // the slot table: by pool, layer, expert
   std::uint32_t seq_ = 0, granted_ = 0;

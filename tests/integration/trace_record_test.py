@@ -28,7 +28,13 @@ class Recorder:
         wait_for("the recording to run", lambda: self.process.poll() is not None or self.has_begun())
 
     def has_begun(self):
-        return any("(deleted)" in str(link.readlink()) for link in Path(f"/proc/{self.process.pid}/fd").iterdir())
+        for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            try:
+                if "(deleted)" in str(link.readlink()):
+                    return True
+            except FileNotFoundError:  # closed in between
+                pass
+        return False
 
     def stop(self, with_signal=signal.SIGINT):
         if with_signal:

@@ -73,8 +73,9 @@ void expect_lru(const Trace& trace, std::uint32_t n_slots) {
 
 TEST(Replayer, CountsAsPlainLruDoes) {
   for (std::uint32_t seed = 1; seed <= 20; ++seed) {
-    expect_lru(make_trace({.n_layers = 3, .n_experts = 12, .k = 3, .n_rows = 400, .seed = seed}),
-               2 + seed % 8);
+    expect_lru(
+        make_trace({.n_layers = 3, .n_experts = 12, .k = 3, .n_rows = 400, .seed = seed, .prefill_every = 0}),
+        2 + seed % 8);
   }
 }
 
@@ -87,7 +88,8 @@ TEST(Replayer, CountsAsPlainLruDoesOnARealTrace) {
 class EveryPolicy : public testing::TestWithParam<std::string_view> {};
 
 TEST_P(EveryPolicy, NeverBeatsTheOneThatKnowsTheFuture) {
-  const Trace trace = make_trace({.n_layers = 2, .n_experts = 16, .k = 2, .n_rows = 3000, .seed = 5});
+  const Trace trace =
+      make_trace({.n_layers = 2, .n_experts = 16, .k = 2, .n_rows = 3000, .seed = 5, .prefill_every = 0});
   const auto order = interleave(trace, 1);
   ASSERT_TRUE(order);
   for (const std::uint32_t n : {2u, 5u, 12u, 16u}) {

@@ -12,6 +12,7 @@ namespace moecached::replay {
 struct RandomTrace {
   std::uint32_t n_layers = 1, n_experts = 8, k = 2, n_rows = 100, n_sequences = 1;
   std::uint32_t seed = 1;
+  std::uint32_t prefill_every = 4;  // that row is a prompt's, which evicts nothing of decode's; 0: none is
 };
 
 // Skewed and sticky, so that policies differ; some ids are missing.
@@ -38,7 +39,7 @@ inline Trace make_trace(const RandomTrace& wanted) {
     }
     before = ids;
     const TraceRow place{static_cast<std::int64_t>(row * wanted.n_sequences / wanted.n_rows), row,
-                         row % 4 != 0};
+                         wanted.prefill_every == 0 || row % wanted.prefill_every != 0};
     if (!trace.add(place, ids)) std::abort();
   }
   return trace;

@@ -70,11 +70,11 @@ void GpuService::drain_lane(Lane& lane, std::uint64_t now_ns) {
   last_active_ns_ = now_ns;
   Entry& entry = *lane.entry;
   entry.model->last_used = now_ns;
-  // A client cannot be further ahead than its log is long and have the entries still be there.
-  // Counted, not compared: the client may have written any number.
+  // A client that is further ahead than its log is long has logged the oldest epochs and dropped the later
+  // ones: it never writes over what is not drained. Counted, not compared: it may have written any number.
   const std::uint64_t entries = entry.model->log_geometry().log_entries;
   const std::uint64_t n = std::min(completed - lane.drained, entries);
-  for (std::uint64_t i = n; i-- > 0;) drain_log(lane, completed - i);
+  for (std::uint64_t i = 1; i <= n; ++i) drain_log(lane, lane.drained + i);
   entry.model->epochs += n;
   lane.drained = completed;
   std::atomic_ref(lane.words->tail).store(completed, std::memory_order_release);

@@ -121,13 +121,22 @@ int get_policy(ControlClient& client, const Output& output, std::uint32_t model)
   return show(client, output, request, &response, [](const auto& r) { return printable(r.spec()) + "\n"; });
 }
 
-int set_policy(ControlClient& client, const Output& output, std::uint32_t model, const std::string& spec) {
+int list_policies(ControlClient& client, const Output& output) {
+  control::v1::ListPoliciesResponse response;
+  return show(client, output, control::v1::ListPoliciesRequest(), &response,
+              [](const auto& r) { return render(r); });
+}
+
+int set_policy(ControlClient& client, const Output& output, std::uint32_t model,
+               const std::vector<std::string>& where) {
   control::v1::SetPolicyRequest request;
   request.set_model(model);
-  request.set_spec(spec);
+  request.set_spec(where.back());
+  if (where.size() > 1) request.set_tier(where.front());
   control::v1::Policy response;
   return show(client, output, request, &response, [](const auto& r) {
-    return (r.model() == 0 ? "all models: " : "model " + std::to_string(r.model()) + ": ") +
+    const std::string tier = r.tier().empty() ? "ram" : printable(r.tier());
+    return (r.model() == 0 ? "all models in " + tier : "model " + std::to_string(r.model())) + ": " +
            printable(r.spec()) + "\n";
   });
 }

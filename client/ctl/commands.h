@@ -29,7 +29,10 @@ struct WatchOptions {
 int watch_stats(ControlClient& client, const Output& output, const WatchOptions& options);
 int show_doctor(ControlClient& client, const Output& output);
 int get_policy(ControlClient& client, const Output& output, std::uint32_t model);
-int set_policy(ControlClient& client, const Output& output, std::uint32_t model, const std::string& spec);
+int list_policies(ControlClient& client, const Output& output);
+// where: "[TIER] SPEC" of the command line.
+int set_policy(ControlClient& client, const Output& output, std::uint32_t model,
+               const std::vector<std::string>& where);
 int register_model(ControlClient& client, const Output& output, const std::vector<std::string>& paths);
 int drop_model(ControlClient& client, const Output& output, std::uint32_t model);
 int show_version(ControlClient& client, const Output& output);

@@ -149,6 +149,10 @@ ControlClient::Failed ControlClient::call(const control::v1::GetPolicyRequest& q
 ControlClient::Failed ControlClient::call(const control::v1::SetPolicyRequest& q, control::v1::Policy* a) {
   return invoke(&Control::Stub::SetPolicy, q, a);
 }
+ControlClient::Failed ControlClient::call(const control::v1::ListPoliciesRequest& q,
+                                          control::v1::ListPoliciesResponse* a) {
+  return invoke(&Control::Stub::ListPolicies, q, a);
+}
 ControlClient::Failed ControlClient::call(const control::v1::RegisterModelRequest& q,
                                           control::v1::RegisterModelResponse* a) {
   return invoke(&Control::Stub::RegisterModel, q, a);

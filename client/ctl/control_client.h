@@ -33,6 +33,8 @@ class ControlClient {
   [[nodiscard]] Failed call(const control::v1::DoctorRequest& request, control::v1::DoctorResponse* response);
   [[nodiscard]] Failed call(const control::v1::GetPolicyRequest& request, control::v1::Policy* response);
   [[nodiscard]] Failed call(const control::v1::SetPolicyRequest& request, control::v1::Policy* response);
+  [[nodiscard]] Failed call(const control::v1::ListPoliciesRequest& request,
+                            control::v1::ListPoliciesResponse* response);
   [[nodiscard]] Failed call(const control::v1::RegisterModelRequest& request,
                             control::v1::RegisterModelResponse* response);
   [[nodiscard]] Failed call(const control::v1::DropModelRequest& request,

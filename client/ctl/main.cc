@@ -28,7 +28,7 @@ struct CommandLine {
   double watch_seconds = 1;
   std::uint32_t watch_count = 0;
   std::uint32_t model = 0;
-  std::string spec;
+  std::vector<std::string> policy_words;
   std::vector<std::string> paths;
   RunOptions run;
   RecordOptions record;
@@ -68,12 +68,14 @@ struct CommandLine {
     policy_set = command(*policy, "set", "change the policy while running");
     policy_set
         ->add_option(
-            "spec", spec,
-            "ewma, lru, slru:probation=20, lfu:halve=64,admit=second-miss ...; a wrong name lists all")
-        ->type_name("SPEC")
+            "spec", policy_words,
+            "of which tier: ram, gpu or a GPU's UUID (the model's, or ram); and the policy: ewma, lru, "
+            "slru:probation=20, lfu:halve=64,admit=second-miss ...; a wrong name lists all")
+        ->type_name("[TIER] SPEC")
+        ->expected(1, 2)
         ->required();
     for (CLI::App* sub : {policy_get, policy_set}) {
-      sub->add_option("--model", model, "of this model (get: the default for new ones; set: all)")
+      sub->add_option("--model", model, "of this model (get: all; set: all of the tier and new ones)")
           ->type_name("ID");
     }
     register_ = command(app, "register", "lay a model out before its first client comes");
@@ -144,8 +146,9 @@ int dispatch(CommandLine& line) {
     return watch_stats(client, output, {.interval_seconds = line.watch_seconds, .count = line.watch_count});
   }
   if (line.stats->parsed()) return show_stats(client, output);
+  if (line.policy_get->parsed() && line.model == 0) return list_policies(client, output);
   if (line.policy_get->parsed()) return get_policy(client, output, line.model);
-  if (line.policy_set->parsed()) return set_policy(client, output, line.model, line.spec);
+  if (line.policy_set->parsed()) return set_policy(client, output, line.model, line.policy_words);
   if (line.register_->parsed()) return register_model(client, output, line.paths);
   if (line.drop->parsed()) return drop_model(client, output, line.model);
   if (line.doctor->parsed()) return show_doctor(client, output);

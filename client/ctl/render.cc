@@ -185,6 +185,15 @@ std::string render(const Stats& stats, const Stats* before) {
   return text;
 }
 
+std::string render(const ListPoliciesResponse& response) {
+  Table table({"TIER", ">MODEL", "NAME", "DEVICE", "POLICY"});
+  for (const Policy& policy : response.policies()) {
+    table.add({policy.tier(), policy.model() == 0 ? "new ones" : number(policy.model()),
+               printable(policy.name()), policy.device(), printable(policy.spec())});
+  }
+  return table.text();
+}
+
 std::string render(const DoctorResponse& response) {
   if (response.findings().empty()) return "nothing to report\n";
   // Worst first; the order of equals is the daemon's.

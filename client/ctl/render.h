@@ -12,6 +12,7 @@ namespace moecached::ctl {
 [[nodiscard]] std::string render(const control::v1::ListSessionsResponse& sessions);
 // `before`: an earlier snapshot of the same daemon, for rates; null: none.
 [[nodiscard]] std::string render(const control::v1::Stats& stats, const control::v1::Stats* before);
+[[nodiscard]] std::string render(const control::v1::ListPoliciesResponse& response);
 [[nodiscard]] std::string render(const control::v1::DoctorResponse& doctor);
 
 }  // namespace moecached::ctl

@@ -165,7 +165,7 @@ Status parse_policy(std::string_view text, std::string* out) {
   // Any shape will do: whether a spec is well-formed does not depend on it.
   const Result<std::unique_ptr<EvictionPolicy>> policy = make_policy(text, {.n_experts = 128, .n_slots = 64});
   if (!policy) return Fault(policy.error());
-  *out = text;
+  *out = canonical_policy(text);
   return ok();
 }
 

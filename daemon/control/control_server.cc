@@ -152,10 +152,19 @@ class ControlService final : public Control::Service {
   GrpcStatus SetPolicy(grpc::ServerContext* context, const SetPolicyRequest* request,
                        Policy* response) override {
     return answer(context, [&] {
-      const Result<std::string> parsed = daemon_.set_policy(request->model(), request->spec());
+      const Result<std::string> parsed = daemon_.set_policy({.model = request->model(), .tier = request->tier()}, request->spec());
       if (!parsed) return status_of(parsed.error());
       response->set_model(request->model());
+      response->set_tier(request->tier());
       response->set_spec(*parsed);
+      return GrpcStatus::OK;
+    });
+  }
+
+  GrpcStatus ListPolicies(grpc::ServerContext* context, const ListPoliciesRequest*,
+                          ListPoliciesResponse* response) override {
+    return answer(context, [&] {
+      for (const PolicyReport& policy : daemon_.policies()) translate(policy, response->add_policies());
       return GrpcStatus::OK;
     });
   }

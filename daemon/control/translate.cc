@@ -63,6 +63,14 @@ void translate(const StatusReport& from, control::v1::Status* to) {
   translate(from.ssd, to->mutable_ssd());
 }
 
+void translate(const PolicyReport& from, control::v1::Policy* to) {
+  to->set_model(from.model);
+  to->set_spec(from.spec);
+  to->set_tier(from.tier);
+  to->set_name(from.name);
+  to->set_device(from.device);
+}
+
 void translate(const ModelReport& from, control::v1::Model* to) {
   to->set_id(from.id);
   to->set_name(from.name);

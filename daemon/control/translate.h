@@ -9,6 +9,7 @@
 namespace moecached {
 
 void translate(const StatusReport& from, control::v1::Status* to);
+void translate(const PolicyReport& from, control::v1::Policy* to);
 void translate(const ModelReport& from, control::v1::Model* to);
 void translate(const SessionReport& from, control::v1::Session* to);
 void translate(const Finding& from, control::v1::Finding* to);

@@ -94,7 +94,9 @@ class Core {
   [[nodiscard]] std::vector<SessionReport> session_reports() const;
   [[nodiscard]] StatusReport status_report() const;
   [[nodiscard]] std::vector<Finding> findings() const;
-  Result<std::string> set_policy(std::uint32_t model, const std::string& spec);
+  // In one step, between two turns: no event is decided by half of it.
+  Result<std::string> set_policy(const PolicyTarget& target, const std::string& spec);
+  [[nodiscard]] std::vector<PolicyReport> policy_reports() const;
   [[nodiscard]] std::string default_policy() const { return config_.policy; }
   Status drop_model(std::uint32_t model);
   // model 0: the only one there is. kNotFound, kInvalid (several), kLimit (recordings).

@@ -5,7 +5,6 @@
 #include "daemon/base/check.h"
 #include "daemon/ipc/core.h"
 #include "daemon/platform/pidfd.h"
-#include "daemon/policy/registry.h"
 
 namespace moecached {
 
@@ -331,28 +330,6 @@ Status Core::drop_model(std::uint32_t id) {
   }
   erase_model(id);
   return ok();
-}
-
-Result<std::string> Core::set_policy(std::uint32_t id, const std::string& spec) {
-  if (id != 0) {
-    if (gpu_.find_model(id)) return gpu_.set_policy(ModelId(id), spec);
-    if (!models_.contains(id)) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id)};
-    if (auto set = brain_.set_policy(ModelId(id), spec); !set) return std::move(set).error();
-    return brain_.policy(ModelId(id));
-  }
-  // All or none: a spec that one model takes is taken by every model, so the first refusal comes before any
-  // change.
-  std::string parsed = spec;
-  for (const auto& [model_id, model] : models_) {
-    if (auto set = brain_.set_policy(ModelId(model_id), spec); !set) return std::move(set).error();
-    parsed = brain_.policy(ModelId(model_id));
-  }
-  if (models_.empty()) {
-    if (auto policy = make_policy(spec, {.n_experts = 2, .n_slots = 1}); !policy)
-      return std::move(policy).error();
-  }
-  config_.policy = spec;
-  return parsed;
 }
 
 }  // namespace moecached

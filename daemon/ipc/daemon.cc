@@ -42,7 +42,7 @@ void Daemon::stop() {
 }
 
 Status Daemon::reload(const Config& config) {
-  auto set = set_policy(0, config.policy);
+  auto set = set_policy({}, config.policy);
   if (!set) return std::move(set).error();
   return ok();
 }
@@ -69,8 +69,12 @@ std::vector<Finding> Daemon::doctor() {
   return core_->call([](Core& core) { return core.findings(); });
 }
 
-Result<std::string> Daemon::set_policy(std::uint32_t model, const std::string& spec) {
-  return core_->call([&](Core& core) { return core.set_policy(model, spec); });
+Result<std::string> Daemon::set_policy(const PolicyTarget& target, const std::string& spec) {
+  return core_->call([&](Core& core) { return core.set_policy(target, spec); });
+}
+
+std::vector<PolicyReport> Daemon::policies() {
+  return core_->call([](Core& core) { return core.policy_reports(); });
 }
 
 std::string Daemon::default_policy() {

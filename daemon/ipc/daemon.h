@@ -28,8 +28,9 @@ class Daemon final : public DaemonControl {
   std::vector<ModelReport> models() override;
   std::vector<SessionReport> sessions() override;
   std::vector<Finding> doctor() override;
-  Result<std::string> set_policy(std::uint32_t model, const std::string& spec) override;
+  Result<std::string> set_policy(const PolicyTarget& target, const std::string& spec) override;
   std::string default_policy() override;
+  std::vector<PolicyReport> policies() override;
   Result<std::uint32_t> register_model(const std::vector<std::string>& paths) override;
   Status drop_model(std::uint32_t model) override;
   Result<RoutingRecording> open_recording(std::uint32_t model) override;

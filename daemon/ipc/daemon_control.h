@@ -78,6 +78,21 @@ struct StatusReport {
   SsdStats ssd;
 };
 
+// Whose policy is meant.
+struct PolicyTarget {
+  std::uint32_t model = 0;  // 0: all models of the tier, and those to come
+  std::string tier =
+      {};  // "ram", "gpu", a GPU's UUID (its models, not those to come); "": the model's, or ram
+};
+
+struct PolicyReport {
+  std::string tier;         // "ram" or "gpu"
+  std::uint32_t model = 0;  // 0: the default, for models to come
+  std::string name;         // of the model
+  std::string device;       // "host" or a GPU's UUID; empty: of a default
+  std::string spec;
+};
+
 struct Finding {         // for `moecachectl doctor`
   std::string severity;  // "ok", "note", "warning", "error"
   std::string subject;   // "ssd", "memlock", "model 1", "session 3"
@@ -97,9 +112,12 @@ class DaemonControl {
   virtual std::vector<ModelReport> models() = 0;
   virtual std::vector<SessionReport> sessions() = 0;
   virtual std::vector<Finding> doctor() = 0;
-  // model 0: all models and those to come. Returns the policy as parsed.
-  virtual Result<std::string> set_policy(std::uint32_t model, const std::string& spec) = 0;
-  virtual std::string default_policy() = 0;
+  // All models that are meant or none. Returns the policy as parsed. kInvalid, kNotFound: nothing was
+  // changed.
+  virtual Result<std::string> set_policy(const PolicyTarget& target, const std::string& spec) = 0;
+  virtual std::string default_policy() = 0;  // of the RAM tier
+  // The defaults of the tiers, then every model's.
+  virtual std::vector<PolicyReport> policies() = 0;
   // Opens a model by path, as the daemon's user, so that it is laid out before the first client comes. Shards
   // in order.
   virtual Result<std::uint32_t> register_model(const std::vector<std::string>& paths) = 0;

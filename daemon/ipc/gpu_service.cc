@@ -8,7 +8,6 @@
 #include "daemon/base/check.h"
 #include "daemon/ipc/gpu_service_state.h"
 #include "daemon/platform/clock.h"
-#include "daemon/policy/registry.h"
 
 namespace moecached {
 namespace {
@@ -180,16 +179,17 @@ bool GpuService::drop_idle_model(std::vector<FileId>* files) {
   return drop_model(oldest->model->id().value, files).has_value();
 }
 
-Result<std::string> GpuService::set_policy(ModelId id, const std::string& spec) {
-  Entry* entry = find_entry(id);
-  if (entry == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id.value)};
-  if (auto policy = make_policy(spec, {.n_experts = 2, .n_slots = 1}); !policy)
-    return std::move(policy).error();
-  if (entry->has_slots) {
-    if (Status set = brain_.set_policy(id, spec); !set) return std::move(set).error();
+Status GpuService::set_policy(std::span<const ModelId> models, const std::string& spec) {
+  // Those without device slots get it with them.
+  std::vector<ModelId> known;
+  for (const ModelId id : models) {
+    const Entry* entry = find_entry(id);
+    if (entry == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id.value)};
+    if (entry->has_slots) known.push_back(id);
   }
-  entry->policy = spec;
-  return spec;
+  if (Status set = brain_.set_policy(known, spec); !set) return set;
+  for (const ModelId id : models) find_entry(id)->policy = spec;
+  return ok();
 }
 
 void GpuService::open_in_session(Session& session, const std::shared_ptr<GpuModel>& model,

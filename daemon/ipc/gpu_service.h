@@ -46,13 +46,15 @@ class GpuService {
                                                      const GpuId& gpu) const;
   [[nodiscard]] std::shared_ptr<GpuModel> find_model(std::uint32_t id) const;
   [[nodiscard]] std::size_t n_models() const { return models_.size(); }
+  [[nodiscard]] bool has_devices() const { return !devices_.empty(); }
   // Starts to load it. kSystem: no queue for its GPU.
   Status add_model(const std::shared_ptr<GpuModel>& model);
   // kNotFound, kInvalid (in use). files: to be removed from the SSD tier.
   Status drop_model(std::uint32_t id, std::vector<FileId>* files);
   bool drop_idle_model(std::vector<FileId>* files);
   void load_done(const ReadTable::BulkDone& done);
-  Result<std::string> set_policy(ModelId model, const std::string& spec);
+  // All of them or none.
+  Status set_policy(std::span<const ModelId> models, const std::string& spec);
 
   // -- sessions
   void open_in_session(Session& session, const std::shared_ptr<GpuModel>& model, std::shared_ptr<Memfd> log);

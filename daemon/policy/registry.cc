@@ -1,5 +1,6 @@
 #include "daemon/policy/registry.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -49,16 +50,25 @@ constexpr auto kNames = [] {
 
 std::span<const std::string_view> policy_names() { return kNames; }
 
-Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view spec, PolicyShape shape) {
+std::string canonical_policy(std::string_view spec) {
+  std::string canonical(spec);
+  const auto name_end = std::ranges::find(canonical, ':');
+  std::transform(canonical.begin(), name_end, canonical.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  return canonical;
+}
+
+Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view given, PolicyShape shape) {
+  const std::string spec = canonical_policy(given);
   if (shape.n_slots == 0 || shape.n_slots > shape.n_experts) {
-    return Fault{FaultCode::kInvalid, "policy " + std::string(spec) + ": " + std::to_string(shape.n_slots) +
+    return Fault{FaultCode::kInvalid, "policy " + spec + ": " + std::to_string(shape.n_slots) +
                                           " slots for " + std::to_string(shape.n_experts) +
                                           " experts; a layer needs 1 slot up to one per expert"};
   }
   const std::size_t colon = spec.find(':');
-  const std::string_view name = spec.substr(0, colon);
+  const std::string_view name = std::string_view(spec).substr(0, colon);
   const std::string_view options =
-      colon == std::string_view::npos ? std::string_view() : spec.substr(colon + 1);
+      colon == std::string::npos ? std::string_view() : std::string_view(spec).substr(colon + 1);
   for (const Entry& entry : kPolicies) {
     if (entry.name != name) continue;
     const Result<AdmissionSplit> split = split_admission(name, options);

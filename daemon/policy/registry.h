@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "daemon/base/result.h"
@@ -14,6 +15,9 @@ struct PolicyShape {
   std::uint32_t n_experts = 0;  // ids are 0..n_experts-1
   std::uint32_t n_slots = 0;    // how many can be resident at once
 };
+
+// The spec as it is kept and shown: the policy's name in small letters. Names are taken in any case.
+[[nodiscard]] std::string canonical_policy(std::string_view spec);
 
 // spec: "lru", "slru:probation=20", "lfu:halve=64,admit=second-miss". Every policy takes
 // admit=always|second-miss|value (admission.h). Options a policy does not know are an error that lists those

@@ -93,19 +93,26 @@ void Brain::remove_model(ModelId id) {
   std::erase_if(state_->commands, [id](const Command& command) { return command.model == id; });
 }
 
-Status Brain::set_policy(ModelId id, const std::string& spec) {
-  ModelState* model = state_->find_model(id);
-  if (model == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id.value)};
-  std::vector<LayerShape> shapes;
-  shapes.reserve(model->layers.size());
-  for (const LayerState& layer : model->layers) {
-    shapes.push_back({.n_experts = layer.table.n_experts(), .n_slots = layer.table.n_slots()});
+Status Brain::set_policy(std::span<const ModelId> ids, const std::string& spec) {
+  using Policies = std::vector<std::unique_ptr<EvictionPolicy>>;
+  std::vector<std::pair<ModelState*, Policies>> ready;
+  for (const ModelId id : ids) {
+    ModelState* model = state_->find_model(id);
+    if (model == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id.value)};
+    std::vector<LayerShape> shapes;
+    shapes.reserve(model->layers.size());
+    for (const LayerState& layer : model->layers) {
+      shapes.push_back({.n_experts = layer.table.n_experts(), .n_slots = layer.table.n_slots()});
+    }
+    auto policies = make_policies(spec, shapes);
+    if (!policies) return std::move(policies).error();
+    ready.emplace_back(model, std::move(policies).value());
   }
-  auto policies = make_policies(spec, shapes);
-  if (!policies) return std::move(policies).error();
-  for (std::size_t i = 0; i < shapes.size(); ++i)
-    model->layers[i].table.replace_policy(std::move((*policies)[i]));
-  model->policy = spec;
+  for (auto& [model, policies] : ready) {
+    for (std::size_t i = 0; i < policies.size(); ++i)
+      model->layers[i].table.replace_policy(std::move(policies[i]));
+    model->policy = spec;
+  }
   return ok();
 }
 

@@ -95,8 +95,9 @@ class Brain {
   // then.
   void remove_model(ModelId model);
   // What is resident stays; the new policy starts from the access history, which outlives every policy.
-  // kInvalid: the old one stays.
-  Status set_policy(ModelId model, const std::string& spec);
+  // Of several models: all or none. kInvalid: the old ones stay.
+  Status set_policy(ModelId model, const std::string& spec) { return set_policy(std::span(&model, 1), spec); }
+  Status set_policy(std::span<const ModelId> models, const std::string& spec);
 
   // -- events
   void lane_opened(LaneId lane, ModelId model);

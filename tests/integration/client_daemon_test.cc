@@ -81,14 +81,14 @@ TEST_F(ClientDaemonTest, PolicyChangesWhileClientsDecode) {
       "wtinylfu", "ewma:admit=value"};
   int swaps = 0;
   while (!done) {
-    auto set = daemon_->set_policy(0, kSpecs[static_cast<std::size_t>(swaps) % std::size(kSpecs)]);
+    auto set = daemon_->set_policy({}, kSpecs[static_cast<std::size_t>(swaps) % std::size(kSpecs)]);
     ASSERT_TRUE(set) << set.error().text;
     ++swaps;
   }
   decoder.join();
   EXPECT_EQ(wrong, 0u);
   EXPECT_GT(swaps, 1);
-  EXPECT_FALSE(daemon_->set_policy(0, "no-such-policy"));
+  EXPECT_FALSE(daemon_->set_policy({}, "no-such-policy"));
 }
 
 TEST_F(ClientDaemonTest, StreamedPartsAreThoseOfTheFile) {

@@ -152,10 +152,10 @@ class Reload(unittest.TestCase):
         self.file.write_text("[log]\nlevel = \"info\"\n")
         with Daemon("--config", str(self.file)) as daemon:
             self.reload(daemon, "[policy]\ndefault = \"lru\"\n[ssd]\nqueue_depth = 7\n", "configuration reloaded")
-            self.assertEqual(daemon.ctl("policy", "get")["spec"], "lru")
+            self.assertEqual(daemon.ctl("policy", "get")["policies"][0]["spec"], "lru")
             self.assertIn("ssd.queue_depth stays 32 until a restart", daemon.log.read_text())
             self.reload(daemon, "[policy]\ndefault = \"best\"\n", "configuration not reloaded")
-            self.assertEqual(daemon.ctl("policy", "get")["spec"], "lru")
+            self.assertEqual(daemon.ctl("policy", "get")["policies"][0]["spec"], "lru")
             self.assertTrue(daemon.answers())
 
 

@@ -205,7 +205,7 @@ TEST_F(GpuDaemonTest, PoliciesAreSwappedWhileLanesCompute) {
   while (!done && daemon_->models().empty()) std::this_thread::yield();
   int swaps = 0;
   while (!done) {
-    ASSERT_TRUE(daemon_->set_policy(report().id, swaps % 2 == 0 ? "ewma:decay=900" : "slru"));
+    ASSERT_TRUE(daemon_->set_policy({.model = report().id}, swaps % 2 == 0 ? "ewma:decay=900" : "slru"));
     ++swaps;
   }
   computer.join();

@@ -80,7 +80,9 @@ class Json(unittest.TestCase):
             self.assertIn("ssd", [finding["subject"] for finding in daemon.ctl("doctor")["findings"]])
             self.assertEqual(daemon.ctl("policy", "set", "lru", "--model", str(model))["spec"], "lru")
             self.assertEqual(daemon.ctl("policy", "get", "--model", str(model))["spec"], "lru")
-            self.assertEqual(daemon.ctl("policy", "get"), {"model": 0, "spec": "slru"})
+            policies = daemon.ctl("policy", "get")["policies"]
+            self.assertEqual([(policy["tier"], policy["model"], policy["spec"]) for policy in policies],
+                             [("ram", 0, "slru"), ("ram", model, "lru")])
             self.assertEqual(daemon.ctl("version")["moecached"], daemon.ctl("version")["moecachectl"])
             self.assertEqual(daemon.ctl("drop", str(model)), {"model": model, "dropped": True})
             self.assertEqual(daemon.models(), [])
@@ -150,7 +152,7 @@ class Run(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         status, _, policy = done.stdout.rpartition("}")
         self.assertEqual(json.loads(status + "}")["pool_bytes_limit"], 64 << 20)
-        self.assertEqual(policy.strip(), "lru")
+        self.assertRegex(policy, r"ram +new ones +lru\n")
 
     def test_other_programs_and_no_flags_get_the_environment_only(self):
         other = self.program("node", 'echo "$#"; test -n "$GGML_BACKEND_PATH"')

@@ -119,9 +119,11 @@ TEST_F(ControlServerTest, PassesChangesOn) {
   control::v1::SetPolicyRequest set;
   set.set_model(3);
   set.set_spec("lru");
+  set.set_tier("gpu");
   control::v1::Policy policy;
   ASSERT_TRUE(call(&Control::Stub::SetPolicy, set, &policy).ok());
   EXPECT_EQ(daemon_.policy_model, 3u);
+  EXPECT_EQ(daemon_.policy_tier, "gpu");
   EXPECT_EQ(policy.spec(), "lru:parsed");
 
   control::v1::RegisterModelRequest paths;

@@ -22,11 +22,13 @@ class FakeDaemon final : public DaemonControl {
   std::vector<ModelReport> models() override { return model_reports; }
   std::vector<SessionReport> sessions() override { return session_reports; }
   std::vector<Finding> doctor() override { return findings; }
-  Result<std::string> set_policy(std::uint32_t model, const std::string& spec) override {
+  Result<std::string> set_policy(const PolicyTarget& target, const std::string& spec) override {
     if (fault) return *fault;
-    policy_model = model;
+    policy_model = target.model;
+    policy_tier = target.tier;
     return spec + ":parsed";
   }
+  std::vector<PolicyReport> policies() override { return policy_reports; }
   std::string default_policy() override { return "slru"; }
   Result<std::uint32_t> register_model(const std::vector<std::string>& paths) override {
     if (fault) return *fault;
@@ -56,6 +58,8 @@ class FakeDaemon final : public DaemonControl {
   std::vector<ModelReport> model_reports;
   std::vector<SessionReport> session_reports;
   std::vector<Finding> findings;
+  std::vector<PolicyReport> policy_reports;
+  std::string policy_tier;
   std::optional<Fault> fault;  // answers every change
   bool status_throws = false;
   std::uint32_t policy_model = 99, dropped = 99;

@@ -110,8 +110,21 @@ TEST_F(Commands, RelativePathsAreMadeAbsoluteHere) {
 TEST_F(Commands, PolicyIsPrintedAsParsed) {
   EXPECT_EQ(run([&] { return get_policy(*client_, table_, 0); }), kExitOk);
   EXPECT_EQ(out_, "slru\n");
-  EXPECT_EQ(run([&] { return set_policy(*client_, json_, 2, "lru"); }), kExitOk);
-  EXPECT_EQ(nlohmann::json::parse(out_), (nlohmann::json{{"model", 2}, {"spec", "lru:parsed"}}));
+  EXPECT_EQ(run([&] { return set_policy(*client_, json_, 2, {"lru"}); }), kExitOk);
+  EXPECT_EQ(nlohmann::json::parse(out_)["model"], 2);
+  EXPECT_EQ(nlohmann::json::parse(out_)["spec"], "lru:parsed");
+  EXPECT_EQ(daemon_.policy_tier, "");
+  EXPECT_EQ(run([&] { return set_policy(*client_, table_, 0, {"gpu", "ewma"}); }), kExitOk);
+  EXPECT_EQ(out_, "all models in gpu: ewma:parsed\n");
+  EXPECT_EQ(daemon_.policy_tier, "gpu");
+}
+
+TEST_F(Commands, AllPoliciesAreListed) {
+  daemon_.policy_reports = {{.tier = "ram", .model = 0, .name = {}, .device = {}, .spec = "slru"},
+                            {.tier = "gpu", .model = 3, .name = "m", .device = "GPU-1", .spec = "ewma"}};
+  EXPECT_EQ(run([&] { return list_policies(*client_, table_); }), kExitOk);
+  EXPECT_NE(out_.find("new ones"), std::string::npos) << out_;
+  EXPECT_NE(out_.find("GPU-1"), std::string::npos) << out_;
 }
 
 }  // namespace

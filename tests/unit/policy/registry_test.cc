@@ -31,6 +31,16 @@ TEST(PolicyRegistry, MakesEveryPolicyThatItNames) {
   }
 }
 
+TEST(PolicyRegistry, TakesNamesInAnyCase) {
+  for (std::string_view name : {"SLRU", "Slru", "slru"}) {
+    const auto policy = make_policy(name, kShape);
+    ASSERT_TRUE(policy) << name;
+    EXPECT_EQ((*policy)->name(), "slru");
+  }
+  EXPECT_EQ(canonical_policy("SLRU:probation=20,admit=second-miss"), "slru:probation=20,admit=second-miss");
+  EXPECT_EQ(error_of("SLRU:Probation=20"), "policy slru: no option 'Probation'; it has probation, admit");
+}
+
 TEST(PolicyRegistry, TakesOptionsBehindAColon) {
   for (std::string_view spec :
        {"lru:", "slru:", "slru:probation=50", "slru:admit=always", "slru:probation=20,admit=second-miss"}) {
@@ -43,7 +53,7 @@ TEST(PolicyRegistry, AnUnknownNameIsAnErrorThatListsTheNames) {
       "; there are arc, ewma, fifo, learned, lfu, lru, s3fifo, sieve, slru, static, wtinylfu";
   EXPECT_EQ(error_of("best"), "no policy 'best'" + names);
   EXPECT_EQ(error_of(""), "no policy ''" + names);
-  EXPECT_EQ(error_of("LRU"), "no policy 'LRU'" + names);
+  EXPECT_EQ(error_of("LRUX"), "no policy 'lrux'" + names);
 }
 
 TEST(PolicyRegistry, AnUnknownOptionIsAnErrorThatListsTheKnownOnes) {

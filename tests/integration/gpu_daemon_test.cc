@@ -1,9 +1,11 @@
 // Models on a GPU under lanes that compute while the daemon swaps as fast as it can (gpu_daemon_fixture.h).
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -193,24 +195,77 @@ TEST_F(GpuDaemonTest, ARecordingSaysWhatGraphsUsedWhileSlotsAreSwapped) {
   daemon_->close_recording(recording->tap);
 }
 
-TEST_F(GpuDaemonTest, PoliciesAreSwappedWhileLanesCompute) {
+TEST_F(GpuDaemonTest, TenThousandPolicySwapsWhileLanesComputeLoseNoLookupAndNoByte) {
+  constexpr int kSwaps = 10'000;
   start(kSix, 100, "lru");
+  std::vector<std::unique_ptr<GpuClient>> clients(2);
   std::atomic<bool> done = false;
-  std::atomic<std::size_t> wrong = 0;
-  std::thread computer([&] {
-    GpuClient client(folder_, model_);
-    wrong += client.graphs(4, 3000).wrong;
-    done = true;
-  });
-  while (!done && daemon_->models().empty()) std::this_thread::yield();
-  int swaps = 0;
-  while (!done) {
-    ASSERT_TRUE(daemon_->set_policy({.model = report().id}, swaps % 2 == 0 ? "ewma:decay=900" : "slru"));
-    ++swaps;
+  std::array<std::atomic<std::uint64_t>, 2> slots{};
+  std::atomic<std::size_t> wrong = 0, ready = 0;
+  std::vector<std::thread> threads;
+  for (std::uint32_t i = 0; i < clients.size(); ++i) {
+    threads.emplace_back([&, i] {  // a client stays on its thread
+      clients[i] = std::make_unique<GpuClient>(folder_, model_);
+      ++ready;
+      // What a lane computes before the daemon has taken it up is not counted, swaps or not.
+      EXPECT_TRUE(eventually([&] {
+        std::uint32_t lanes = 0;
+        for (const SessionReport& session : daemon_->sessions()) lanes += session.lanes;
+        return lanes == clients.size();
+      }));
+      std::mt19937 random(i + 1);
+      while (!done) {
+        const GpuClient::Outcome out = clients[i]->graph(random, 4 * i, kExperts - 4);
+        wrong += out.wrong;
+        slots[i] += out.slots;
+      }
+      std::string figures;
+      const auto all_counted = [&] {
+        std::uint64_t counted = 0, dropped = 0, refused = 0;
+        for (const LayerReport& layer : report().layers) counted += layer.lookups;
+        for (const SessionReport& session : daemon_->sessions()) {
+          dropped += session.records_dropped;
+          refused += session.records_refused;
+        }
+        figures = std::to_string(counted) + " counted, " + std::to_string(dropped) + " dropped, " +
+                  std::to_string(refused) + " refused of " + std::to_string(slots[0] + slots[1]);
+        return counted + dropped * kLayers * kTopK == slots[0] + slots[1];
+      };
+      ++ready;
+      EXPECT_TRUE(eventually([&] { return ready >= 4 && all_counted(); })) << figures;
+      ++ready;
+      EXPECT_TRUE(eventually([&] { return ready == 6; }));
+      clients[i].reset();
+    });
   }
-  computer.join();
+  EXPECT_TRUE(eventually([&] { return ready >= 2 && resident() > 0; }));
+  static constexpr const char* kSpecs[] = {
+      "ewma:decay=900", "slru",  "learned", "lfu:admit=value", "arc", "static", "lru:admit=value",
+      "s3fifo",         "sieve", "ewma",    "wtinylfu"};
+  std::uint64_t seen = 0, swaps_between_graphs = 0;
+  for (std::size_t i = 0; i < kSwaps; ++i) {
+    const auto set =
+        daemon_->set_policy(i % 2 == 0 ? PolicyTarget{.tier = "gpu"} : PolicyTarget{.model = report().id},
+                            kSpecs[i % std::size(kSpecs)]);
+    EXPECT_TRUE(set) << set.error().text;
+    const std::uint64_t now = slots[0] + slots[1];
+    swaps_between_graphs += now != std::exchange(seen, now) ? 1 : 0;
+  }
+  done = true;
+  for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0u);
-  EXPECT_GT(swaps, 1);
+  EXPECT_GT(swaps_between_graphs, 100u);
+  std::uint64_t insertions = 0, evictions = 0;
+  for (const LayerReport& layer : report().layers) {
+    insertions += layer.insertions;
+    evictions += layer.evictions;
+  }
+  EXPECT_GT(evictions, 0u);
+  EXPECT_EQ(insertions - evictions, resident());
+  const PolicyReport& gpu_default = daemon_->policies()[1];
+  EXPECT_EQ(gpu_default.tier, "gpu");
+  EXPECT_EQ(gpu_default.spec, kSpecs[(kSwaps - 2) % std::size(kSpecs)]);
+  EXPECT_EQ(report().policy, kSpecs[(kSwaps - 1) % std::size(kSpecs)]);
 }
 
 TEST_F(GpuDaemonTest, PromptsFillFreeSlotsAndEvictNothing) {

@@ -87,6 +87,9 @@ struct CommandLine {
     doctor =
         command(app, "doctor", "every fallback taken, every expert tensor left out and why, and what to do");
     run_ = command(app, "run", "run -- PROGRAM ARGUMENTS: with its experts in moecached");
+    run_->add_option("--tiers", run.daemon.tiers,
+                     "all tiers of the private daemon: GPU:slru:128,RAM:lfu:25%,SSD:stream")
+        ->type_name("TIERS");
     run_->add_option("--pool-bytes", run.daemon.pool_bytes, "memory of the private daemon (4GiB, 25%)")
         ->type_name("SIZE");
     run_->add_option("--slots", run.daemon.slots, "its slots of each layer")->type_name("N|P%");

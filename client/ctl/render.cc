@@ -85,6 +85,7 @@ std::string render(const Status& status) {
   std::string devices;
   for (const std::string& device : status.devices())
     devices.append(devices.empty() ? "" : ", ").append(device);
+  table.add({"tiers", status.tiers().empty() ? "-" : printable(status.tiers())});
   table.add({"devices", devices.empty() ? "-" : devices});
   table.add({"ssd", describe(status.ssd())});
   table.add({"control", printable(status.control_socket())});

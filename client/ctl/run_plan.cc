@@ -43,6 +43,7 @@ struct DaemonOption {
   const char* flag;    // of the daemon
 };
 constexpr DaemonOption kDaemonOptions[] = {
+    {&DaemonSizes::tiers, "--tiers", "--tiers"},
     {&DaemonSizes::pool_bytes, "--pool-bytes", "--pool-bytes"},
     {&DaemonSizes::slots, "--slots", "--pool-slots"},
     {&DaemonSizes::policy, "--policy", "--policy-default"},

@@ -23,7 +23,7 @@ struct PluginSearch {
 
 // What `run` can say of the private daemon; empty: its defaults.
 struct DaemonSizes {
-  std::string pool_bytes = {}, slots = {}, policy = {};
+  std::string tiers = {}, pool_bytes = {}, slots = {}, policy = {};
   std::string gpu_slots = {}, gpu_bytes = {}, gpu_keep_free = {}, gpu_policy = {}, gpu_max_slowdown = {};
 };
 [[nodiscard]] std::vector<std::string> daemon_arguments(const DaemonSizes& sizes);

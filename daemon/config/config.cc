@@ -10,13 +10,14 @@
 
 #include "daemon/config/default_paths.h"
 #include "daemon/config/settings.h"
+#include "daemon/config/tier_string.h"
 #include "daemon/config/toml_file.h"
 
 namespace moecached {
 namespace {
 
 constexpr const char* kDefaultFile = "/etc/moecached/moecached.toml";
-constexpr std::string_view kDefaultPool = "50%";
+constexpr std::string_view kTiers = "tiers";
 constexpr std::string_view kReloadable[] = {"log.level", "policy.default"};
 
 Fault invalid(std::string text) { return {FaultCode::kInvalid, std::move(text)}; }
@@ -25,11 +26,40 @@ std::string did_you_mean(std::string_view key) {
   return "the nearest known key is " + std::string(nearest_key(key));
 }
 
+// Sets what the tier string says. `said_singly`: where the same source says a setting by itself, or "".
+template <typename SaidSingly>
+Status apply_tiers(std::string_view text, const std::string& place, Config* config, SaidSingly said_singly,
+                   std::vector<std::string>* keys = nullptr) {
+  const Result<std::vector<TierSetting>> tiers = parse_tiers(text);
+  if (!tiers) return Fault(tiers.error()).with_context(place);
+  for (const TierSetting& tier : *tiers) {
+    // Which GPUs are served is no matter of tiers, only whether any is.
+    const bool serves = tier.key == "gpu.devices" && tier.value == "auto";
+    const std::string single = said_singly(tier.key);
+    if (serves && config->gpu.devices != "none") continue;
+    if (!single.empty()) {
+      return invalid(place + " sets " + std::string(tier.key) + ", and so does " + single +
+                     ": leave one of them out");
+    }
+    const Status set = find_setting(tier.key)->set(*config, tier.value);
+    if (!set)
+      return Fault(set.error()).with_context(place + ": " + std::string(tier.key) + " = " + tier.value);
+    if (keys != nullptr) keys->emplace_back(tier.key);
+  }
+  return ok();
+}
+
 Status apply_file(const std::string& path, Config* config) {
   const Result<std::vector<TomlValue>> values = read_toml_file(path);
   if (!values) return Fault(values.error());
   for (const TomlValue& value : *values) {
     const std::string place = path + ":" + std::to_string(value.line) + ": " + value.key;
+    if (value.key == kTiers && value.kind == TomlKind::kText) continue;  // below: it may conflict
+    if (value.key.substr(0, value.key.find('.')) == kTiers) {
+      return invalid(place +
+                     " is not how tiers are written: above the first [section], tiers = "
+                     "\"GPU:slru:25%,RAM:lfu:50%,SSD:stream\"");
+    }
     const bool bare = value.key.find('.') == std::string::npos;
     if (bare && is_section(value.key)) {
       if (value.kind == TomlKind::kOther) continue;  // an empty section
@@ -41,6 +71,15 @@ Status apply_file(const std::string& path, Config* config) {
     if (!kind) return invalid(place + " " + kind.error().text);
     const Status set = setting->set(*config, value.text);
     if (!set) return Fault(set.error()).with_context(place + " = " + value.text);
+  }
+  for (const TomlValue& value : *values) {
+    if (value.key != kTiers) continue;
+    const auto said_singly = [&](std::string_view key) {
+      const auto found = std::ranges::find(*values, key, &TomlValue::key);
+      if (found == values->end()) return std::string();
+      return std::string(key) + " in line " + std::to_string(found->line);
+    };
+    return apply_tiers(value.text, path + ":" + std::to_string(value.line) + ": tiers", config, said_singly);
   }
   return ok();
 }
@@ -87,7 +126,7 @@ struct CommandLine {
       "moecached"};
   std::vector<std::string> texts;  // one per setting
   std::vector<CLI::Option*> options;
-  std::string config_file;
+  std::string config_file, tiers;
   bool check = false, print = false, version = false;
 
   CommandLine() : texts(settings().size()) {
@@ -95,6 +134,8 @@ struct CommandLine {
     app.add_option("--config", config_file,
                    std::string("configuration file (") + kDefaultFile + " if it exists)")
         ->type_name("FILE");
+    app.add_option("--tiers", tiers, "all tiers at once: GPU:slru:128,RAM:lfu:25%:8GiB,SSD:stream")
+        ->type_name("TIERS");
     app.add_flag("--check-config", check, "check configuration and flags, then exit");
     app.add_flag("--print-config", print, "print every setting as TOML, then exit");
     app.add_flag("--version", version, "print the version, then exit");
@@ -112,6 +153,9 @@ struct CommandLine {
     app.footer(
         "Flags win over the file, the file over the defaults; each flag is a key of the file ([pool] bytes "
         "is --pool-bytes).\n"
+        "TIERS: each tier as NAME:POLICY:SIZE..., SIZE being 128 slots of each layer, 25% of its experts, "
+        "8GiB of memory or\n"
+        "free-1GiB. A tier GPU that is left out is not served; SSD has no policy but stream.\n"
         "SIZE: bytes, 512MiB, 4GiB, 1.5GB, or 25% of the memory of this machine or cgroup.\n"
         "SIGHUP reads the file again and applies log.level and policy.default. SIGTERM and SIGINT stop.\n"
         "Exit codes: 0 stopped when asked to, 2 bad flag or configuration, 3 already running, 4 cannot "
@@ -191,6 +235,14 @@ Result<Config> load_config(int argc, const char* const* argv, ConfigRequest* req
     const Status applied = apply_file(request->config_file, &*config);
     if (!applied) return Fault(applied.error());
   }
+  if (line.app.count("--tiers") > 0) {
+    const auto said_singly = [&](std::string_view key) {
+      const auto index = static_cast<std::size_t>(find_setting(key) - settings().data());
+      return line.options[index]->count() > 0 ? flag_of(settings()[index]) : std::string();
+    };
+    const Status applied = apply_tiers(line.tiers, "--tiers", &*config, said_singly, &request->flag_keys);
+    if (!applied) return Fault(applied.error());
+  }
   for (std::size_t i = 0; i < settings().size(); ++i) {
     if (line.options[i]->count() == 0) continue;
     const Setting& setting = settings()[i];
@@ -238,13 +290,14 @@ Result<Config> reload_config(const Config& running, const ConfigRequest& request
 }
 
 std::string print_config(const Config& config) {
-  std::string text;
+  // A comment: beside the single settings it would say everything twice.
+  std::string text = "# tiers = " + quote(print_tiers(config)) + "\n";
   std::string_view section;
   for (const Setting& setting : settings()) {
     const std::size_t dot = setting.key.find('.');
     if (setting.key.substr(0, dot) != section) {
       section = setting.key.substr(0, dot);
-      text.append(text.empty() ? "[" : "\n[").append(section).append("]\n");
+      text.append("\n[").append(section).append("]\n");
     }
     const std::string value = setting.get(config);
     const bool bare = setting.kind == SettingKind::kBool || setting.kind == SettingKind::kInteger ||

@@ -1,6 +1,7 @@
 // Everything the daemon can be told, parsed and checked before anything starts; frozen afterwards. Sources:
-// built-in defaults < TOML file < command line. Sizes accept "4GiB", "512MiB", plain bytes or "25%" (of the
-// machine's or cgroup's memory).
+// built-in defaults < TOML file < command line; within one, settings either singly or all of a tier in the
+// tier string (tier_string.h). Sizes accept "4GiB", "512MiB", plain bytes or "25%" (of the machine's or
+// cgroup's memory).
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,8 @@ struct GpuOptions {
       5;  // of a decoding client, by uploads; 0: only free slots, 100: no limit
 };
 
+inline constexpr const char* kDefaultPool = "50%";  // of memory, for the slots of all models
+
 struct Config {
   std::string runtime_directory = "/run/moecached";
   std::string control_socket;  // default runtime_directory/control.sock
@@ -37,7 +40,7 @@ struct Config {
   std::uint32_t socket_mode = 0660;
   std::string socket_group;  // empty: unchanged
 
-  std::uint64_t pool_bytes = 0;  // all slots of all models; derived from "50%" by default
+  std::uint64_t pool_bytes = 0;  // all slots of all models; derived from kDefaultPool
   SlotsSpec slots;               // per layer
   std::string policy = "slru";
   std::uint64_t stream_bytes =
@@ -67,6 +70,7 @@ struct ConfigRequest {
 // The file alone, for a reload; only log level and policy may change while running, `refused` names the rest.
 [[nodiscard]] Result<Config> reload_config(const Config& running, const ConfigRequest& request,
                                            std::vector<std::string>* refused);
-[[nodiscard]] std::string print_config(const Config& config);  // as TOML, every value
+[[nodiscard]] std::string print_config(const Config& config);  // as TOML, every value; the tiers as a
+                                                               // comment
 
 }  // namespace moecached

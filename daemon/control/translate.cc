@@ -60,6 +60,7 @@ void translate(const StatusReport& from, control::v1::Status* to) {
   to->set_sessions(from.sessions);
   to->set_models(from.models);
   for (const std::string& device : from.devices) to->add_devices(device);
+  to->set_tiers(from.tiers);
   translate(from.ssd, to->mutable_ssd());
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "daemon/config/tier_string.h"
 #include "daemon/ipc/core.h"
 #include "daemon/platform/clock.h"
 
@@ -133,6 +134,7 @@ StatusReport Core::status_report() const {
   report.models = static_cast<std::uint32_t>(models_.size() + gpu_.n_models());
   report.devices.emplace_back(device_->name());
   gpu_.report_devices(&report.devices);
+  report.tiers = print_tiers(config_);
   report.ssd = ssd_->stats();
   return report;
 }

@@ -75,6 +75,7 @@ struct StatusReport {
   std::uint64_t pool_bytes_limit = 0, pool_bytes_reserved = 0, pool_bytes_backed = 0;
   std::uint32_t sessions = 0, models = 0;
   std::vector<std::string> devices;
+  std::string tiers;  // as --tiers takes them
   SsdStats ssd;
 };
 

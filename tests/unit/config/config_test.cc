@@ -12,7 +12,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // Every setting away from its default, so that none can be dropped on the way unnoticed.
-constexpr const char* kEverything = R"([sockets]
+constexpr const char* kEverything = R"(# tiers = "RAM:lru:12.5%:1MiB,SSD:stream:128KiB"
+
+[sockets]
 directory = "/srv/run"
 control = "/srv/run/a.sock"
 handle = "/srv/run/b.sock"

@@ -57,6 +57,7 @@ StatusReport status_report() {
           .sessions = 7,
           .models = 8,
           .devices = {"host"},
+          .tiers = "RAM:slru:auto:1GiB,SSD:stream:32MiB",
           .ssd = kSsd};
 }
 

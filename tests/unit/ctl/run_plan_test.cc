@@ -63,6 +63,8 @@ TEST(DaemonArguments, AreTheDaemonsFlags) {
   EXPECT_THAT(daemon_arguments({}), IsEmpty());
   EXPECT_THAT(daemon_arguments({.pool_bytes = "4GiB", .slots = "25%", .policy = "lru"}),
               ElementsAre("--pool-bytes=4GiB", "--pool-slots=25%", "--policy-default=lru"));
+  EXPECT_THAT(daemon_arguments({.tiers = "RAM:lfu:8,SSD:stream"}),
+              ElementsAre("--tiers=RAM:lfu:8,SSD:stream"));
   EXPECT_THAT(daemon_arguments({.gpu_slots = "16", .gpu_bytes = "8GiB", .gpu_keep_free = "1GiB"}),
               ElementsAre("--gpu-slots=16", "--gpu-bytes=8GiB", "--gpu-keep-free=1GiB"));
   EXPECT_THAT(daemon_arguments({.gpu_policy = "ewma:decay=950", .gpu_max_slowdown = "0"}),

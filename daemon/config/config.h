@@ -43,6 +43,7 @@ struct Config {
   std::uint64_t pool_bytes = 0;  // all slots of all models; derived from kDefaultPool
   SlotsSpec slots;               // per layer
   std::string policy = "slru";
+  std::string policy_directory;  // of policy libraries; empty: none are loaded
   std::uint64_t stream_bytes =
       32u << 20;  // upper bound of one lane's stream buffer, raised to twice the largest part
 

@@ -110,6 +110,13 @@ Status parse_path(std::string_view text, std::string* out) {
   return ok();
 }
 
+Status parse_directory(std::string_view text, std::string* out) {
+  if (!text.empty() && (text[0] != '/' || text.find('\0') != std::string_view::npos))
+    return invalid("must be an absolute path, or empty");
+  *out = text;
+  return ok();
+}
+
 Status parse_group(std::string_view text, std::string* out) {
   const std::string name(text);
   const bool number = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
@@ -162,9 +169,7 @@ std::string print_slots(const SlotsSpec& slots) {
 }
 
 Status parse_policy(std::string_view text, std::string* out) {
-  // Any shape will do: whether a spec is well-formed does not depend on it.
-  const Result<std::unique_ptr<EvictionPolicy>> policy = make_policy(text, {.n_experts = 128, .n_slots = 64});
-  if (!policy) return Fault(policy.error());
+  if (Status checked = check_policy(text); !checked) return checked;
   *out = canonical_policy(text);
   return ok();
 }
@@ -227,6 +232,10 @@ constexpr std::array kSettings = {
             [](const C& c) { return print_slots(c.slots); }},
     Setting{"policy.default", "policy", kText, "SPEC", "eviction policy of models to come (slru)",
             [](C& c, T t) { return parse_policy(t, &c.policy); }, [](const C& c) { return c.policy; }},
+    Setting{"policy.directory", "", kText, "PATH",
+            "where policies lib:NAME come from; root's, and nobody else may write there (none are loaded)",
+            [](C& c, T t) { return parse_directory(t, &c.policy_directory); },
+            [](const C& c) { return c.policy_directory; }},
     Setting{"stream.bytes", "", kSize, "SIZE",
             "largest stream buffer of one lane, raised to twice the largest part of a model (32MiB)",
             [](C& c, T t) {

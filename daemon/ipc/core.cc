@@ -57,7 +57,7 @@ Core::Core(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<SsdTi
       wake_(std::move(wake)),
       epoll_(std::move(epoll)),
       reads_(*ssd_),
-      gpu_(config_, std::move(gpus), std::move(no_gpu_reason), reads_, taps_) {}
+      gpu_(config_, std::move(gpus), std::move(no_gpu_reason), reads_, taps_, policy_libraries_) {}
 
 Core::~Core() {
   stop();
@@ -102,6 +102,7 @@ void Core::run() {
     advance_epochs();
     carry_out_commands();
     watch_stalls();
+    watch_policy_libraries();
     session_list_.clear();
     for (auto& [id, state] : sessions_) session_list_.push_back(state.session.get());
     gpu_.turn(now, session_list_);

@@ -31,6 +31,7 @@
 #include "daemon/platform/device.h"
 #include "daemon/platform/epoll.h"
 #include "daemon/platform/eventfd.h"
+#include "daemon/policy/policy_libraries.h"
 #include "daemon/residency/brain.h"
 #include "daemon/tier/ssd_tier.h"
 
@@ -96,7 +97,9 @@ class Core {
   [[nodiscard]] std::vector<Finding> findings() const;
   // In one step, between two turns: no event is decided by half of it.
   Result<std::string> set_policy(const PolicyTarget& target, const std::string& spec);
+  [[nodiscard]] Status check_policy(const std::string& spec) const;  // whether it can be made
   [[nodiscard]] std::vector<PolicyReport> policy_reports() const;
+  [[nodiscard]] PolicyLibraries& policy_libraries() { return policy_libraries_; }
   [[nodiscard]] std::string default_policy() const { return config_.policy; }
   Status drop_model(std::uint32_t model);
   // model 0: the only one there is. kNotFound, kInvalid (several), kLimit (recordings).
@@ -144,6 +147,7 @@ class Core {
   void handle_stream(SessionState& state, Lane& lane, const LaneMessage& message);
   void advance_epochs();
   void watch_stalls();
+  void watch_policy_libraries();
   [[nodiscard]] static bool has_stalled(Lane& lane, std::uint64_t now);
   [[nodiscard]] std::span<const ExpertIndex> may_use(const Lane& lane, LayerIndex layer);
   void carry_out_commands();
@@ -173,7 +177,8 @@ class Core {
   std::vector<std::function<void()>> posts_;
   std::atomic<bool> stopping_{false};
 
-  Brain brain_;
+  PolicyLibraries policy_libraries_;  // outlives the brains
+  Brain brain_{&policy_libraries_};
   ReadTable reads_;
   RoutingTaps taps_;
   GpuService gpu_;

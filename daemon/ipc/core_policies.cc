@@ -1,4 +1,6 @@
 // The core loop's part in policies: whose policy is meant, changing it in all of those or in none.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 
 #include "daemon/ipc/core.h"
@@ -38,7 +40,7 @@ Result<std::string> Core::set_policy(const PolicyTarget& target, const std::stri
     return invalid("model " + std::to_string(target.model) + " is on " + to_string(gpu_model->gpu().id()) +
                    ", not on " + target.tier);
   }
-  if (auto policy = make_policy(spec, kAnyShape); !policy) return std::move(policy).error();
+  if (Status checked = check_policy(spec); !checked) return std::move(checked).error();
 
   std::vector<ModelId> meant;
   if (target.model != 0) {
@@ -55,6 +57,22 @@ Result<std::string> Core::set_policy(const PolicyTarget& target, const std::stri
   if (target.model == 0 && in_ram) config_.policy = spec;
   if (target.model == 0 && on_any_gpu) config_.gpu.policy = spec;
   return spec;
+}
+
+Status Core::check_policy(const std::string& spec) const {
+  if (auto policy = make_policy(spec, kAnyShape, &policy_libraries_); !policy)
+    return std::move(policy).error();
+  return ok();
+}
+
+// Said once each; doctor counts.
+void Core::watch_policy_libraries() {
+  for (const auto& library : policy_libraries_.all()) {
+    if (library->wrong_answers == 0 || library->is_said) continue;
+    library->is_said = true;
+    spdlog::warn("policy {}: {}; lru decided in its place, as it will whenever this happens", library->name,
+                 library->last_wrong_answer);
+  }
 }
 
 std::vector<PolicyReport> Core::policy_reports() const {

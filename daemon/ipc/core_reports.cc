@@ -149,6 +149,13 @@ std::vector<Finding> Core::findings() const {
   }
   if (ssd.errors > 0) out.push_back({"error", "ssd", std::to_string(ssd.errors) + " reads failed"});
   gpu_.findings(&out);
+  for (const auto& library : policy_libraries_.all()) {
+    if (library->wrong_answers == 0) continue;
+    out.push_back({"warning", "policy " + library->name,
+                   std::to_string(library->wrong_answers) +
+                       " wrong answers, in whose place lru decided; the last: " + library->last_wrong_answer +
+                       ". Choose another policy, or mend the library"});
+  }
   for (const ModelReport& model : model_reports()) {
     if (model.device != "host") continue;
     const std::string subject = "model " + std::to_string(model.id) + " (" + model.name + ")";

@@ -6,6 +6,8 @@
 
 #include <cerrno>
 
+#include "daemon/ipc/policy_loader.h"
+
 namespace moecached {
 
 namespace {
@@ -25,6 +27,11 @@ Result<std::unique_ptr<Daemon>> Daemon::start(const Config& config) {
   if (!core) return std::move(core).error();
   std::unique_ptr<Daemon> daemon(new Daemon(config, boot_epoch, *std::move(core)));
   daemon->core_->start();
+  for (const std::string& spec : {config.policy, config.gpu.policy}) {
+    Status loaded = load_policy_library(*daemon->core_, config.policy_directory, spec);
+    if (loaded) loaded = daemon->core_->call([&](Core& loop) { return loop.check_policy(spec); });
+    if (!loaded) return std::move(loaded).error();
+  }
   auto handles = HandleServer::start(config, *daemon->core_, boot_epoch);
   if (!handles) return std::move(handles).error();
   daemon->handles_ = *std::move(handles);
@@ -70,6 +77,8 @@ std::vector<Finding> Daemon::doctor() {
 }
 
 Result<std::string> Daemon::set_policy(const PolicyTarget& target, const std::string& spec) {
+  if (Status loaded = load_policy_library(*core_, config_.policy_directory, spec); !loaded)
+    return std::move(loaded).error();
   return core_->call([&](Core& core) { return core.set_policy(target, spec); });
 }
 

@@ -24,11 +24,13 @@ bool is_set(const char* name) {
 // -------------------------------------------------------------------------------------------------- set up
 
 GpuService::GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> gpus,
-                       std::string no_gpu_reason, ReadTable& reads, RoutingTaps& taps)
+                       std::string no_gpu_reason, ReadTable& reads, RoutingTaps& taps,
+                       const PolicyLibraries& libraries)
     : config_(config),
       no_gpu_reason_(config.gpu.devices == "none" ? "gpu.devices is none" : std::move(no_gpu_reason)),
       reads_(reads),
       taps_(taps),
+      brain_(&libraries),
       test_no_grace_(is_set("MOECACHED_TEST_NO_GRACE")),
       test_churn_(is_set("MOECACHED_TEST_CHURN")),
       test_spoil_(is_set("MOECACHED_TEST_SPOIL")) {

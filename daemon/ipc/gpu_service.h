@@ -33,7 +33,7 @@ class GpuService {
  public:
   // gpus: of list_gpus; those that config leaves out are dropped. `no_gpu_reason`: why there is none.
   GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> gpus, std::string no_gpu_reason,
-             ReadTable& reads, RoutingTaps& taps);
+             ReadTable& reads, RoutingTaps& taps, const PolicyLibraries& libraries);
   ~GpuService();
   GpuService(const GpuService&) = delete;
   GpuService& operator=(const GpuService&) = delete;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 
 #include "daemon/policy/admission.h"
@@ -10,7 +11,9 @@
 #include "daemon/policy/fifo.h"
 #include "daemon/policy/learned.h"
 #include "daemon/policy/lfu.h"
+#include "daemon/policy/library_policy.h"
 #include "daemon/policy/lru.h"
+#include "daemon/policy/policy_libraries.h"
 #include "daemon/policy/s3fifo.h"
 #include "daemon/policy/sieve.h"
 #include "daemon/policy/slru.h"
@@ -46,7 +49,33 @@ constexpr auto kNames = [] {
   return names;
 }();
 
+struct LibrarySpec {
+  std::string name;
+  AdmissionSplit split;
+};
+// Of "lib:NAME:options"; nothing for other specs.
+Result<std::optional<LibrarySpec>> parse_library(std::string_view spec) {
+  Result<std::optional<std::string>> name = PolicyLibraries::name_in(spec);
+  if (!name) return std::move(name).error();
+  if (!name->has_value()) return std::optional<LibrarySpec>{};
+  const std::size_t name_end = PolicyLibraries::kPrefix.size() + 1 + (*name)->size();
+  const std::string_view options = spec.size() > name_end ? spec.substr(name_end + 1) : std::string_view();
+  Result<AdmissionSplit> split = split_admission(spec.substr(0, name_end), options);
+  if (!split) return std::move(split).error();
+  return std::optional(LibrarySpec{.name = **std::move(name), .split = *std::move(split)});
+}
+
 }  // namespace
+
+Status check_policy(std::string_view given) {
+  const std::string spec = canonical_policy(given);
+  const Result<std::optional<LibrarySpec>> library = parse_library(spec);
+  if (!library) return library.error();
+  if (library->has_value()) return ok();
+  if (auto policy = make_policy(spec, {.n_experts = 128, .n_slots = 64}); !policy)
+    return std::move(policy).error();
+  return ok();
+}
 
 std::span<const std::string_view> policy_names() { return kNames; }
 
@@ -58,12 +87,27 @@ std::string canonical_policy(std::string_view spec) {
   return canonical;
 }
 
-Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view given, PolicyShape shape) {
+Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view given, PolicyShape shape,
+                                                    const PolicyLibraries* libraries) {
   const std::string spec = canonical_policy(given);
   if (shape.n_slots == 0 || shape.n_slots > shape.n_experts) {
     return Fault{FaultCode::kInvalid, "policy " + spec + ": " + std::to_string(shape.n_slots) +
                                           " slots for " + std::to_string(shape.n_experts) +
                                           " experts; a layer needs 1 slot up to one per expert"};
+  }
+  const Result<std::optional<LibrarySpec>> named = parse_library(spec);
+  if (!named) return named.error();
+  if (named->has_value()) {
+    const auto& [library_name, split] = **named;
+    PolicyLibrary* const library = libraries == nullptr ? nullptr : libraries->find(library_name);
+    if (library == nullptr) {
+      return Fault{FaultCode::kInvalid, "the policy library " + library_name +
+                                            " is not loaded: only a running daemon loads one, from its "
+                                            "policy.directory"};
+    }
+    auto policy = LibraryPolicy::make(*library, split.policy_options, shape);
+    if (!policy) return std::move(policy).error();
+    return with_admission(split.admission, shape, std::move(policy).value());
   }
   const std::size_t colon = spec.find(':');
   const std::string_view name = std::string_view(spec).substr(0, colon);
@@ -79,6 +123,7 @@ Result<std::unique_ptr<EvictionPolicy>> make_policy(std::string_view given, Poli
   }
   std::string known;
   for (std::string_view each : kNames) known.append(known.empty() ? "" : ", ").append(each);
+  known.append(", and lib:NAME for a library");
   return Fault{FaultCode::kInvalid, "no policy '" + std::string(name) + "'; there are " + known};
 }
 

@@ -14,11 +14,12 @@ constexpr std::uint32_t kLanesMax = 1u << 16;  // a lane id beyond it is a bug o
 
 // One policy per layer, or the fault of the first that cannot be made.
 Result<std::vector<std::unique_ptr<EvictionPolicy>>> make_policies(const std::string& spec,
-                                                                   std::span<const LayerShape> layers) {
+                                                                   std::span<const LayerShape> layers,
+                                                                   const PolicyLibraries* libraries) {
   std::vector<std::unique_ptr<EvictionPolicy>> policies;
   policies.reserve(layers.size());
   for (const LayerShape& layer : layers) {
-    auto policy = make_policy(spec, {.n_experts = layer.n_experts, .n_slots = layer.n_slots});
+    auto policy = make_policy(spec, {.n_experts = layer.n_experts, .n_slots = layer.n_slots}, libraries);
     if (!policy) return std::move(policy).error();
     policies.push_back(std::move(policy).value());
   }
@@ -29,7 +30,9 @@ Fault invalid(std::string text) { return Fault{FaultCode::kInvalid, std::move(te
 
 }  // namespace
 
-Brain::Brain() : state_(std::make_unique<State>()) {}
+Brain::Brain(const PolicyLibraries* libraries) : state_(std::make_unique<State>()) {
+  state_->libraries = libraries;
+}
 Brain::~Brain() = default;
 
 ModelState* Brain::State::find_model(ModelId id) const {
@@ -65,7 +68,7 @@ Status Brain::add_model(ModelId id, const ModelShape& shape) {
     n_slots_max = std::max(n_slots_max, layer.n_slots);
     n_experts_max = std::max(n_experts_max, layer.n_experts);
   }
-  auto policies = make_policies(shape.policy, shape.layers);
+  auto policies = make_policies(shape.policy, shape.layers, state_->libraries);
   if (!policies) return std::move(policies).error().with_context(name);
 
   auto model = std::make_unique<ModelState>();
@@ -104,7 +107,7 @@ Status Brain::set_policy(std::span<const ModelId> ids, const std::string& spec) 
     for (const LayerState& layer : model->layers) {
       shapes.push_back({.n_experts = layer.table.n_experts(), .n_slots = layer.table.n_slots()});
     }
-    auto policies = make_policies(spec, shapes);
+    auto policies = make_policies(spec, shapes, state_->libraries);
     if (!policies) return std::move(policies).error();
     ready.emplace_back(model, std::move(policies).value());
   }

@@ -26,6 +26,8 @@
 
 namespace moecached {
 
+class PolicyLibraries;
+
 struct LayerShape {
   std::uint32_t n_experts = 0;
   std::uint32_t n_slots = 0;  // 1..n_experts
@@ -84,7 +86,8 @@ struct LayerCounters {
 
 class Brain {
  public:
-  Brain();
+  // libraries: of policies, borrowed; nullptr: there are none.
+  explicit Brain(const PolicyLibraries* libraries = nullptr);
   ~Brain();
   Brain(const Brain&) = delete;
   Brain& operator=(const Brain&) = delete;

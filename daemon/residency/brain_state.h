@@ -63,6 +63,7 @@ struct LaneState {
 };
 
 struct Brain::State {
+  const PolicyLibraries* libraries = nullptr;
   std::map<ModelId, std::unique_ptr<ModelState>> models;
   std::vector<LaneState> lanes;
   std::vector<LaneLink> links;  // one per lane, for the lists of the layers

@@ -49,12 +49,14 @@ class ClientDaemonTest : public ::testing::Test {
     config.control_socket = folder_ / "control.sock";
     config.pool_bytes = 64u << 20;
     config.slots = slots;
+    config.policy_directory = policy_directory_;
     auto daemon = Daemon::start(config);
     ASSERT_TRUE(daemon) << daemon.error().text;
     daemon_ = *std::move(daemon);
   }
 
   std::filesystem::path folder_, model_;
+  std::string policy_directory_;
   std::unique_ptr<Daemon> daemon_;
 };
 

@@ -1,17 +1,22 @@
 """An operator changes the policy again and again while a real llama.cpp decodes: the text stays stock's."""
+import shutil
 import subprocess
+import tempfile
 
 import harness
-from harness import CTL, Daemon, Host, stock
+from harness import BUILD, CTL, Daemon, Host, stock
 
-SPECS = ("lru", "SLRU:admit=second-miss", "arc", "lfu:halve=64", "ewma:decay=900,admit=value", "s3fifo", "sieve", "learned", "wtinylfu")
+SPECS = ("lru", "SLRU:admit=second-miss", "arc", "lfu:halve=64", "ewma:decay=900,admit=value", "s3fifo", "sieve", "learned", "wtinylfu",
+         "lib:lru2:period=2")
 
 
 class PolicySwap(harness.HostTestCase):
     def test_text_under_policy_set_is_that_of_stock(self):
         n_predict = 400
         reference = stock(harness.Q4_K, n_predict=n_predict)
-        with Daemon("--slots", "8") as daemon:
+        with tempfile.TemporaryDirectory(prefix="moecached-policies-") as policies, \
+                Daemon("--slots", "8", "--policy-directory", policies) as daemon:
+            shutil.copyfile(BUILD / "examples/policy/lru2.so", f"{policies}/lru2.so")
             host = Host(harness.Q4_K, daemon=daemon, n_predict=n_predict)
             harness.wait_for("the model", lambda: host.process.poll() is not None or daemon.models())
             model = str(daemon.models()[0]["id"])

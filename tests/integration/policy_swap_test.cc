@@ -1,5 +1,6 @@
 // Policies are changed ten thousand times while clients decode: no lookup is lost, nothing that is resident
 // goes by a change, and no byte is wrong.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -14,6 +15,8 @@
 namespace moecached {
 namespace {
 
+using ::testing::HasSubstr;
+
 constexpr int kSwaps = 10'000;
 
 std::vector<std::string> all_specs() {
@@ -22,6 +25,7 @@ std::vector<std::string> all_specs() {
     for (const char* admit : {"always", "second-miss", "value"})
       specs.push_back(std::string(name) + ":admit=" + admit);
   }
+  specs.insert(specs.end(), {"lib:lru2", "lib:lru2:period=3", "lib:lru2:admit=second-miss"});
   return specs;
 }
 
@@ -41,7 +45,34 @@ Sums sum(const ModelReport& model) {
   return sums;
 }
 
-using PolicySwapTest = ClientDaemonTest;
+// With a directory of policy libraries: the example, and those that must not be believed.
+class PolicySwapTest : public ClientDaemonTest {
+ protected:
+  void SetUp() override {
+    ClientDaemonTest::SetUp();
+    policies_ = folder_ / "policies";
+    std::filesystem::create_directory(policies_);
+    using std::filesystem::perms;
+    std::filesystem::permissions(policies_, perms::owner_all | perms::group_read | perms::group_exec);
+    for (const char* library : {MOECACHED_EXAMPLE_POLICY, MOECACHED_LIAR_POLICY,
+                                MOECACHED_OTHER_VERSION_POLICY, MOECACHED_NO_ENTRY_POLICY}) {
+      const std::filesystem::path from = library, to = policies_ / from.filename();
+      std::filesystem::copy_file(from, to);
+      std::filesystem::permissions(to, perms::owner_read | perms::owner_write | perms::group_read);
+    }
+    policy_directory_ = policies_;
+    restart();
+  }
+  void restart() {
+    daemon_.reset();
+    start({.kind = SlotsSpec::Kind::kCount, .value = 6});
+  }
+  std::string error_of(const std::string& spec) {
+    const auto set = daemon_->set_policy({}, spec);
+    return set ? "no error" : set.error().text;
+  }
+  std::filesystem::path policies_;
+};
 
 // Three distinct experts a layer and two lanes: all of them fit into six slots, so that a lane that the
 // machine leaves standing for a while makes nobody stream.
@@ -155,6 +186,72 @@ TEST_F(PolicySwapTest, OneThatIsRefusedChangesNothing) {
     }
   }
   EXPECT_EQ(daemon_->models().front().policy, "lfu:halve=64");
+}
+
+TEST_F(PolicySwapTest, ALibraryThatIsRefusedLeavesTheOldPolicy) {
+  Client client(folder_, model_);
+  ASSERT_TRUE(daemon_->set_policy({}, "lib:lru2:period=2"));
+  EXPECT_THAT(error_of("lib:other_version"), HasSubstr("is made for version 7 of moecached_policy.h"));
+  EXPECT_THAT(error_of("lib:no_entry"), HasSubstr("exports no moecached_policy_entry"));
+  EXPECT_THAT(error_of("lib:absent"), HasSubstr("there is no " + (policies_ / "absent.so").string()));
+  EXPECT_THAT(error_of("lib:liar:lie=none"), HasSubstr("refuses 'lie=none': it knows no such lie"));
+  EXPECT_THAT(error_of("lib:lru2:period=x"), HasSubstr("period must be a whole number"));
+  EXPECT_THAT(error_of("lib:../policies/lru2"), HasSubstr("is no name of a policy library"));
+  EXPECT_EQ(daemon_->models().front().policy, "lib:lru2:period=2");
+  EXPECT_EQ(daemon_->default_policy(), "lib:lru2:period=2");
+  std::mt19937 random(5);
+  std::uint64_t lookups = 0;
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(decode_once(client, random, &lookups), 0u);
+}
+
+TEST_F(PolicySwapTest, ALibraryThatLiesCostsNoByteAndIsReported) {
+  Client client(folder_, model_);
+  std::mt19937 random(6);
+  std::uint64_t lookups = 0;
+  for (const char* lie : {"fewer", "more", "huge", "twice", "nan"}) {
+    ASSERT_TRUE(daemon_->set_policy({}, std::string("lib:liar:lie=") + lie));
+    for (int i = 0; i < 50; ++i) EXPECT_EQ(decode_once(client, random, &lookups), 0u) << lie;
+  }
+  EXPECT_EQ(client.counters().fallback_reads, 0u);
+  const auto findings = daemon_->doctor();
+  EXPECT_EQ(std::ranges::count_if(findings,
+                                  [](const Finding& finding) {
+                                    return finding.subject == "policy lib:liar" &&
+                                           finding.severity == "warning";
+                                  }),
+            1);
+}
+
+TEST_F(PolicySwapTest, LibrariesComeFromADirectoryThatIsSetAndSafeOnly) {
+  using std::filesystem::perms;
+  std::filesystem::permissions(policies_, perms::others_write, std::filesystem::perm_options::add);
+  EXPECT_THAT(error_of("lib:lru2"), HasSubstr("can be written by others: chmod go-w"));
+  std::filesystem::permissions(policies_, perms::others_write, std::filesystem::perm_options::remove);
+  std::filesystem::permissions(policies_ / "lru2.so", perms::group_write, std::filesystem::perm_options::add);
+  EXPECT_THAT(error_of("lib:lru2"), HasSubstr("lru2.so can be written by others"));
+  std::filesystem::permissions(policies_ / "lru2.so", perms::group_write,
+                               std::filesystem::perm_options::remove);
+  EXPECT_EQ(error_of("lib:lru2"), "no error");
+  policy_directory_.clear();
+  restart();
+  EXPECT_THAT(error_of("lib:lru2"), HasSubstr("this daemon loads no libraries; set policy.directory"));
+}
+
+TEST_F(PolicySwapTest, ADaemonDoesNotStartWithALibraryThatItCannotHave) {
+  daemon_.reset();
+  Config config;
+  config.handle_socket = folder_ / "handle.sock";
+  config.pool_bytes = 64u << 20;
+  config.policy_directory = policies_;
+  for (const auto& [spec, text] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"lib:absent", "there is no"}, {"lib:liar:lie=none", "refuses"}}) {
+    config.policy = spec;
+    const auto started = Daemon::start(config);
+    ASSERT_FALSE(started) << spec;
+    EXPECT_THAT(started.error().text, HasSubstr(text));
+  }
+  config.policy = "lib:lru2:admit=second-miss";
+  EXPECT_TRUE(Daemon::start(config));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // What every eviction policy must do. A new policy joins by its line in daemon/policy/registry.cc; variants
 // that only differ in options are listed below.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,16 +10,33 @@
 #include <string>
 #include <vector>
 
+#include "daemon/policy/policy_libraries.h"
 #include "daemon/policy/registry.h"
 
 namespace moecached {
 namespace {
 
+// The example of a policy library. Stays loaded.
+const PolicyLibraries& libraries() {
+  static const PolicyLibraries loaded = [] {
+    PolicyLibraries out;
+    void* const library = ::dlopen(MOECACHED_EXAMPLE_POLICY, RTLD_NOW | RTLD_LOCAL);
+    EXPECT_NE(library, nullptr) << ::dlerror();
+    if (library == nullptr) return out;
+    using Entry = decltype(&moecached_policy_entry);
+    const auto entry = reinterpret_cast<Entry>(::dlsym(library, MOECACHED_POLICY_ENTRY));
+    EXPECT_TRUE(entry != nullptr && out.add("lru2", entry()));
+    return out;
+  }();
+  return loaded;
+}
+
 std::vector<std::string> specs() {
   std::vector<std::string> all(policy_names().begin(), policy_names().end());
   all.insert(all.end(), {"ewma:decay=500", "ewma:decay=999", "lfu:halve=1", "lfu:halve=64", "s3fifo:small=1",
                          "s3fifo:small=50", "slru:probation=50", "slru:probation=100", "static:learn=20",
-                         "wtinylfu:window=1", "wtinylfu:window=50"});
+                         "wtinylfu:window=1", "wtinylfu:window=50", "lib:lru2", "lib:lru2:period=7",
+                         "lib:lru2:admit=second-miss", "lib:lru2:admit=value,period=2"});
   for (std::string_view name : policy_names()) {
     all.push_back(std::string(name) + ":admit=second-miss");
     all.push_back(std::string(name) + ":admit=value");
@@ -30,10 +48,17 @@ std::vector<std::string> specs() {
 class CheckedPolicy {
  public:
   CheckedPolicy(const std::string& spec, PolicyShape shape) : shape_(shape) {
-    auto made = make_policy(spec, shape);
+    auto made = make_policy(spec, shape, &libraries());
     EXPECT_TRUE(made) << spec;
     policy_ = std::move(made).value();
   }
+
+  ~CheckedPolicy() {
+    for (const auto& library : libraries().all())
+      EXPECT_EQ(library->wrong_answers, 0u) << library->last_wrong_answer;
+  }
+  CheckedPolicy(const CheckedPolicy&) = delete;
+  CheckedPolicy& operator=(const CheckedPolicy&) = delete;
 
   [[nodiscard]] const std::set<ExpertIndex>& residents() const { return residents_; }
   [[nodiscard]] bool is_full() const { return residents_.size() == shape_.n_slots; }

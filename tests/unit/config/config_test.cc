@@ -27,6 +27,7 @@ slots = "12.5%"
 
 [policy]
 default = "lru"
+directory = "/srv/policies"
 
 [stream]
 bytes = 131072

@@ -1,4 +1,5 @@
 // Counts every allocation of this program, so that "sized at construction" is a fact.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -7,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/policy/policy_libraries.h"
 #include "daemon/policy/registry.h"
 
 namespace {
@@ -32,8 +34,15 @@ TEST(EveryPolicy, AllocatesNothingAfterItsConstruction) {
     specs.push_back(std::string(name) + ":admit=second-miss");
     specs.push_back(std::string(name) + ":admit=value");
   }
+  // Of a library, what stands before it; what it does itself is its own affair.
+  void* const library = ::dlopen(MOECACHED_EXAMPLE_POLICY, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(library, nullptr) << ::dlerror();
+  using Entry = decltype(&moecached_policy_entry);
+  PolicyLibraries libraries;
+  ASSERT_TRUE(libraries.add("lru2", reinterpret_cast<Entry>(::dlsym(library, MOECACHED_POLICY_ENTRY))()));
+  specs.emplace_back("lib:lru2");
   for (const std::string& spec : specs) {
-    auto policy = make_policy(spec, {.n_experts = kExperts, .n_slots = kSlots});
+    auto policy = make_policy(spec, {.n_experts = kExperts, .n_slots = kSlots}, &libraries);
     ASSERT_TRUE(policy);
     std::vector<ExpertIndex> candidates(kSlots), victims(1);
     const std::uint64_t before = allocations.load();

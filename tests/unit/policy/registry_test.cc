@@ -50,7 +50,9 @@ TEST(PolicyRegistry, TakesOptionsBehindAColon) {
 
 TEST(PolicyRegistry, AnUnknownNameIsAnErrorThatListsTheNames) {
   const std::string names =
-      "; there are arc, ewma, fifo, learned, lfu, lru, s3fifo, sieve, slru, static, wtinylfu";
+      "; there are arc, ewma, fifo, learned, lfu, lru, s3fifo, sieve, slru, static, wtinylfu, and lib:NAME "
+      "for a "
+      "library";
   EXPECT_EQ(error_of("best"), "no policy 'best'" + names);
   EXPECT_EQ(error_of(""), "no policy ''" + names);
   EXPECT_EQ(error_of("LRUX"), "no policy 'lrux'" + names);

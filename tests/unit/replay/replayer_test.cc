@@ -109,9 +109,24 @@ TEST_P(EveryPolicy, NeverBeatsTheOneThatKnowsTheFuture) {
     EXPECT_LE(covered->total().insertions, covered->total().misses());
     EXPECT_EQ(link_experts(covered->total(), Mode::kCovered),
               covered->total().misses() + covered->total().insertions);
-    EXPECT_EQ(pool->prefill.rows, 750u);
-    EXPECT_EQ(pool->prefill.lookups + pool->decode.lookups, best.lookups);
+    EXPECT_EQ(pool->decode.rows, 3000u);
+    EXPECT_EQ(pool->decode.lookups, best.lookups);
   }
+}
+
+TEST_P(EveryPolicy, CountsPromptsApartAndTeachesThemNothing) {
+  const RandomTrace shape{.n_layers = 1, .n_experts = 16, .k = 2, .n_rows = 900, .seed = 6};
+  const Trace mixed = make_trace(shape);
+  const auto order = interleave(mixed, 1);
+  ASSERT_TRUE(order);
+  const auto result =
+      replay(mixed, *order, {.mode = Mode::kPool, .policy = std::string(GetParam()), .n_slots = {4}});
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->prefill.rows, 225u);
+  EXPECT_EQ(result->decode.rows, 675u);
+  EXPECT_LT(result->prefill.insertions, result->prefill.misses())
+      << "what decode uses is not given up for them";
+  EXPECT_EQ(result->decode.insertions, result->decode.misses());
 }
 
 INSTANTIATE_TEST_SUITE_P(Registry, EveryPolicy, testing::ValuesIn(policy_names()),

@@ -139,6 +139,7 @@ moecached_status GpuMapping::map_table(UniqueFd memory) {
                      "reserve addresses for the slot table")) {
     return status;
   }
+  table_.reserved = table_.address;
   table_.reserved_bytes = bytes;
   return import(&table_, 0, bytes, std::move(memory));
 }
@@ -180,16 +181,22 @@ moecached_status GpuMapping::map_host_allocation(std::uint32_t part, UniqueFd me
                      "reserve addresses for a window")) {
     return status;
   }
+  range.reserved = range.address;
   range.reserved_bytes = bytes;
   return import(&range, window.device_bytes, window.host_bytes, std::move(memory));
 }
 
 // CUDA maps a memfd only where the CPU sees it, so the addresses come from the kernel: a free range for the
-// whole window. CUDA reserves its front, which it does where it is told if that is a multiple of 32 MiB, and
-// the memfd is mapped right behind. *taken: somebody else was faster.
+// whole window. CUDA reserves its front. Among those addresses it does so in whole multiples of 32 MiB, at
+// multiples of 32 MiB, so the device part lies at the end of its reservation and the memfd right behind.
+// *taken: somebody else was faster.
+//
+//   |  reserved by CUDA: ... | device slots |  memfd: host slots  |
+//   begin                                   middle, a multiple of 32 MiB
 moecached_status GpuMapping::map_memfd_behind(const moecached_shm_window& window, const UniqueFd& memory,
                                               int protection, Range* range, bool* taken) {
-  const std::uint64_t bytes = window.device_bytes + window.host_bytes + kReservationAlignment;
+  const std::uint64_t front = rounded_up(window.device_bytes, kReservationAlignment);
+  const std::uint64_t bytes = front + window.host_bytes + kReservationAlignment;
   void* const free = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (free == MAP_FAILED) {
     return fail(MOECACHED_E_SYSTEM, "no %llu bytes of addresses for a window: %s",
@@ -197,17 +204,19 @@ moecached_status GpuMapping::map_memfd_behind(const moecached_shm_window& window
   }
   const CUdeviceptr begin = rounded_up(as_address(free), kReservationAlignment);
   ::munmap(free, bytes);
-  range->address = begin;
-  if (window.device_bytes > 0) {
-    if (const auto status = check_cuda(cuda().cuMemAddressReserve(&range->address, window.device_bytes,
-                                                                  layout_.gpu.granularity, begin, 0),
-                                       "reserve addresses for a window")) {
+  if (front > 0) {
+    CUdeviceptr got = 0;
+    if (const auto status =
+            check_cuda(cuda().cuMemAddressReserve(&got, front, layout_.gpu.granularity, begin, 0),
+                       "reserve addresses for a window")) {
       return status;
     }
-    range->reserved_bytes = window.device_bytes;
-    *taken = range->address != begin;
+    range->reserved = got;
+    range->reserved_bytes = front;
+    *taken = got != begin;
     if (*taken) return MOECACHED_OK;
   }
+  range->address = begin + front - window.device_bytes;
   void* const behind =
       reinterpret_cast<void*>(static_cast<std::uintptr_t>(range->address + window.device_bytes));
   void* const mapped =
@@ -310,7 +319,7 @@ moecached_status GpuMapping::synchronize() const noexcept {
 void GpuMapping::release(Range& range) noexcept {
   range.registration.reset();
   for (const Range::Piece& piece : range.pieces) cuda().cuMemUnmap(piece.address, piece.bytes);
-  if (range.reserved_bytes > 0) cuda().cuMemAddressFree(range.address, range.reserved_bytes);
+  if (range.reserved_bytes > 0) cuda().cuMemAddressFree(range.reserved, range.reserved_bytes);
 }
 
 // Results are not looked at: at the end of a process the driver may be gone already.

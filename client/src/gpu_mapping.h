@@ -67,9 +67,10 @@ class GpuMapping {
       std::uint64_t bytes;
     };
     CUdeviceptr address = 0;
-    std::uint64_t reserved_bytes = 0;  // from address on, by cuMemAddressReserve
-    std::vector<Piece> pieces;         // by cuMemMap
-    Mapping memory;                    // the host part, when it is a memfd
+    CUdeviceptr reserved = 0;  // by cuMemAddressReserve
+    std::uint64_t reserved_bytes = 0;
+    std::vector<Piece> pieces;  // by cuMemMap
+    Mapping memory;             // the host part, when it is a memfd
     std::shared_ptr<HostRegistration> registration;
   };
 

@@ -27,9 +27,9 @@ static_assert(sizeof(FetchParts) == 128);
 moecached_status GpuScratch::open(const CudaContext& context, const GpuLayout& layout,
                                   const ScratchPlan& plan, const std::vector<CUdeviceptr>& windows,
                                   std::unique_ptr<GpuScratch>* out) {
-  std::unique_ptr<GpuScratch> scratch(new GpuScratch(layout, plan, windows));
-  const ScopedContext current(context);
+  const ScopedContext current(context);  // also where what was begun is taken back
   if (const auto status = current.status()) return status;
+  std::unique_ptr<GpuScratch> scratch(new GpuScratch(layout, plan, windows));
   if (const auto status = scratch->load_kernel()) return status;
   if (const auto status = scratch->map_memory(context)) return status;
   if (const auto status = scratch->first_launch()) return status;

@@ -4,7 +4,7 @@
 //
 // A promotion: Brain::promote -> kUnpublish: flip the victim's entry to its host slot -> the flip is done on
 // the GPU -> grace period of the lanes -> kRead: copy -> kPublish: flip the newcomer's entry to the slot.
-// Covered mode: every entry is valid all the time, misses are read in place by the kernels.
+// Covered mode: every entry is valid all the time, misses are read over the link by clients' kernels.
 //
 // Thread: core loop, unless said. Memory: bounded by limits.models, limits.sessions and the queue's room.
 #pragma once

@@ -15,7 +15,7 @@ namespace moecached {
 
 // A lane that does not move for this long counts as stopped.
 inline constexpr std::uint64_t kGpuStalledAfterNs = 1'000'000'000;
-// Promotions under way at once, for each model: enough to keep two copy streams busy while others wait for
+// Promotions under way at once, for each model: enough to keep the copy stream busy while others wait for
 // grace periods.
 inline constexpr std::uint32_t kPromotionsMax = 48;
 

@@ -165,18 +165,24 @@ TEST_F(BrainSimulation, ReplaysASeedExactly) {
   EXPECT_EQ(hashes.size(), 50u) << "the hash does not tell runs apart";
 }
 
+// Many lanes in one layer.
+SimOptions contended_layer(std::uint64_t seed, std::uint32_t n_slots) {
+  SimOptions options;
+  options.seed = seed;
+  options.n_models = 1;
+  options.n_lanes = 10;
+  options.n_layers_max = 1;
+  options.n_experts_min = 40;
+  options.n_experts_max = 40;
+  options.n_slots_max = n_slots;
+  options.ticks = 30000;
+  return options;
+}
+
 // Many lanes, few slots, no faults but slow reads: nobody may wait for long while the others go on asking.
 TEST_F(BrainSimulation, NobodyStarvesUnderContention) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    SimOptions options;
-    options.seed = seed;
-    options.n_models = 1;
-    options.n_lanes = 10;
-    options.n_layers_max = 1;
-    options.n_experts_min = 40;
-    options.n_experts_max = 40;
-    options.n_slots_max = 6;
-    options.ticks = 30000;
+    SimOptions options = contended_layer(seed, 6);
     const SimReport report = simulate_named(options);
     ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
     // Nine others go first, each with ~30 actions of its own (load, read twice, post, complete) and some of
@@ -189,15 +195,7 @@ TEST_F(BrainSimulation, NobodyStarvesUnderContention) {
 // The same with promotions all the time: a lease that waits for slots must come before them.
 TEST_F(BrainSimulation, NobodyStarvesUnderPromotions) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    SimOptions options;
-    options.seed = seed;
-    options.n_models = 1;
-    options.n_lanes = 10;
-    options.n_layers_max = 1;
-    options.n_experts_min = 40;
-    options.n_experts_max = 40;
-    options.n_slots_max = 6;
-    options.ticks = 30000;
+    SimOptions options = contended_layer(seed, 6);
     options.promote_permille = 1000;
     const SimReport report = simulate_named(options);
     ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
@@ -210,15 +208,7 @@ TEST_F(BrainSimulation, NobodyStarvesUnderPromotions) {
 TEST_F(BrainSimulation, NobodyWaitsForALaneThatHasStopped) {
   std::uint64_t no_room = 0, held_leases = 0;
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    SimOptions options;
-    options.seed = seed;
-    options.n_models = 1;
-    options.n_lanes = 10;
-    options.n_layers_max = 1;
-    options.n_experts_min = 40;
-    options.n_experts_max = 40;
-    options.n_slots_max = 16;
-    options.ticks = 30000;
+    SimOptions options = contended_layer(seed, 16);
     options.long_stall_permille = 1;
     options.long_stall_ticks_max = 1'000'000;
     options.death_permille = 1;

@@ -119,6 +119,14 @@ Status Brain::set_policy(std::span<const ModelId> ids, const std::string& spec) 
   return ok();
 }
 
+Status Brain::seed(ModelId id, std::span<const std::vector<double>> uses_per_step) {
+  ModelState* model = state_->find_model(id);
+  if (model == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id.value)};
+  for (std::size_t i = 0; i < std::min(uses_per_step.size(), model->layers.size()); ++i)
+    model->layers[i].table.seed_history(uses_per_step[i]);
+  return set_policy(id, std::string(model->policy));
+}
+
 // --------------------------------------------------------------------------------------------------------
 // events
 
@@ -242,6 +250,29 @@ std::span<const LayerCounters> Brain::counters(ModelId id) const {
 std::uint32_t Brain::resident(ModelId id, LayerIndex layer) const {
   ModelState* model = state_->find_model(id);
   return model == nullptr ? 0 : State::layer_of(*model, layer).table.n_resident();
+}
+
+std::uint32_t Brain::free_slots(ModelId id, LayerIndex layer) const {
+  ModelState* model = state_->find_model(id);
+  return model == nullptr ? 0 : State::layer_of(*model, layer).table.n_free();
+}
+
+bool Brain::is_absent(ModelId id, LayerIndex layer, ExpertIndex expert) const {
+  ModelState* model = state_->find_model(id);
+  return model != nullptr && State::layer_of(*model, layer).table.is_absent(expert);
+}
+
+bool Brain::is_resident(ModelId id, LayerIndex layer, ExpertIndex expert) const {
+  ModelState* model = state_->find_model(id);
+  return model != nullptr && State::layer_of(*model, layer).table.is_resident(expert);
+}
+
+std::vector<std::vector<double>> Brain::use_rates(ModelId id) const {
+  const ModelState* model = state_->find_model(id);
+  std::vector<std::vector<double>> out;
+  if (model == nullptr) return out;
+  for (const LayerState& layer : model->layers) out.push_back(layer.table.use_rates());
+  return out;
 }
 
 std::uint32_t Brain::coming(ModelId id) const {

@@ -102,6 +102,10 @@ class Brain {
   Status set_policy(ModelId model, const std::string& spec) { return set_policy(std::span(&model, 1), spec); }
   Status set_policy(std::span<const ModelId> models, const std::string& spec);
 
+  // How much each expert is used, by layer, from what was seen in an earlier life: the policy starts from it
+  // as from a history of its own. kNotFound.
+  Status seed(ModelId model, std::span<const std::vector<double>> uses_per_step);
+
   // -- events
   void lane_opened(LaneId lane, ModelId model);
   void lane_closed(LaneId lane);  // drops its lease and its place in the queue
@@ -153,6 +157,10 @@ class Brain {
   [[nodiscard]] bool blocks_others(LaneId lane) const;
   [[nodiscard]] std::span<const LayerCounters> counters(ModelId model) const;   // one per layer
   [[nodiscard]] std::uint32_t resident(ModelId model, LayerIndex layer) const;  // slots
+  [[nodiscard]] std::uint32_t free_slots(ModelId model, LayerIndex layer) const;
+  [[nodiscard]] bool is_absent(ModelId model, LayerIndex layer, ExpertIndex expert) const;
+  [[nodiscard]] bool is_resident(ModelId model, LayerIndex layer, ExpertIndex expert) const;
+  [[nodiscard]] std::vector<std::vector<double>> use_rates(ModelId model) const;  // the history, for seed()
   [[nodiscard]] std::uint32_t coming(ModelId model) const;  // experts that wait for a slot or are being read
   [[nodiscard]] std::string policy(ModelId model) const;
   // Aborts (CHECK) when the books do not agree: used by tests and the simulator after every event.

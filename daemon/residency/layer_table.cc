@@ -260,6 +260,23 @@ void LayerTable::set_costs(const PolicyCosts& costs) {
   policy_->set_costs(costs);
 }
 
+void LayerTable::seed_history(std::span<const double> uses_per_step) {
+  std::vector<PastUse> past(experts_.size());
+  for (std::uint32_t i = 0; i < experts_.size(); ++i) {
+    const ExpertIndex index(i);
+    const double given = i < uses_per_step.size() ? uses_per_step[i] : 0;
+    past[i] = {.uses_per_step = std::max(history_.rate(index), given),
+               .last_step = history_.last_step(index)};
+  }
+  history_.seed(past, step_);
+}
+
+std::vector<double> LayerTable::use_rates() const {
+  std::vector<double> rates;
+  for (std::uint32_t i = 0; i < experts_.size(); ++i) rates.push_back(history_.rate(ExpertIndex(i)));
+  return rates;
+}
+
 void LayerTable::replace_policy(std::unique_ptr<EvictionPolicy> policy) {
   if (has_costs_) policy->set_costs(costs_);
   std::vector<PastUse> past(experts_.size());

@@ -69,7 +69,10 @@ class LayerTable {
   [[nodiscard]] double promotion_gain(ExpertIndex expert, Phase phase = Phase::kDecode);
   // Starts loading an absent expert that nobody waits for. False: no room.
   bool promote(ExpertIndex expert, std::vector<Command>& commands, Phase phase = Phase::kDecode);
-  [[nodiscard]] bool has_free_slot() const { return !free_.empty(); }
+  [[nodiscard]] std::uint32_t n_free() const { return static_cast<std::uint32_t>(free_.size()); }
+  [[nodiscard]] bool is_absent(ExpertIndex expert) const {
+    return at(expert).state == ExpertState::kAbsent;
+  }
 
   // Ignored when the slot does not wait for it: a late or doubled event.
   void grace_done(SlotIndex slot, std::vector<Command>& commands);
@@ -85,6 +88,10 @@ class LayerTable {
   // everybody's last use, oldest first.
   void replace_policy(std::unique_ptr<EvictionPolicy> policy);
   void set_costs(const PolicyCosts& costs);
+  // Uses per step that are known from elsewhere, by expert: where they are higher than the history says. The
+  // policy learns of them when it is replaced.
+  void seed_history(std::span<const double> uses_per_step);
+  [[nodiscard]] std::vector<double> use_rates() const;
 
   // One count per expert, from leases and holds. Aborts when the books do not agree.
   struct Pins {

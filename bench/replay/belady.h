@@ -1,13 +1,5 @@
-// What a policy that knows the future would do, as the yardstick for those that do not. Event-atomic like the
-// replay.
-//   mandatory  every miss must be loaded (pool mode): out go the experts whose next use is farthest, those of
-//              the event itself excepted. L. A. Belady, "A study of replacement algorithms for a
-//              virtual-storage computer", IBM Systems Journal 5(2), 1966.
-//   bypass     a miss may be left where it is (covered mode): of what is resident and what was just asked
-//   for,
-//              those with the nearest next use stay. Fewest misses, not fewest uploads; what is never used
-//              again is not uploaded.
-// Thread: one. Memory: four bytes an id of one layer.
+// daemon/residency/belady.h over a whole trace: every layer of every pool. Thread: one. Memory: 20 bytes an
+// id of one layer.
 #pragma once
 
 #include <cstdint>

@@ -11,14 +11,11 @@
 
 #include "bench/replay/interleave.h"
 #include "bench/replay/trace.h"
-#include "daemon/residency/brain.h"
+#include "daemon/residency/instant_pool.h"
 
 namespace moecached::replay {
 
-enum class Mode : std::uint8_t {
-  kPool,     // CPU host: every miss is loaded into a slot before it is used
-  kCovered,  // GPU: a miss is read in place; a promotion must gain more than kPromotionGainMin
-};
+using Mode = MissMode;
 
 struct Tally {
   std::uint64_t rows = 0;

@@ -155,6 +155,25 @@ int register_model(ControlClient& client, const Output& output, const std::vecto
               [](const auto& r) { return "model " + std::to_string(r.model()) + "\n"; });
 }
 
+int prewarm(ControlClient& client, const Output& output, std::uint32_t model, const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  if (error) return report(output, {kExitUsage, path + ": " + error.message()});
+  control::v1::PrewarmRequest request;
+  request.set_model(model);
+  request.set_path(absolute.lexically_normal());
+  control::v1::PrewarmResponse response;
+  if (const auto failure = client.call(request, &response)) return report(output, *failure);
+  if (output.json) {
+    print_json(ordered_json{
+        {"model", response.model()}, {"layers", response.layers()}, {"experts", response.experts()}});
+  } else {
+    print("model " + std::to_string(response.model()) + ": counts of " + std::to_string(response.layers()) +
+          " layers, " + std::to_string(response.experts()) + " experts are being loaded into free slots\n");
+  }
+  return kExitOk;
+}
+
 int drop_model(ControlClient& client, const Output& output, std::uint32_t model) {
   control::v1::DropModelRequest request;
   request.set_model(model);

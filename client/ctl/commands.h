@@ -34,6 +34,7 @@ int list_policies(ControlClient& client, const Output& output);
 int set_policy(ControlClient& client, const Output& output, std::uint32_t model,
                const std::vector<std::string>& where);
 int register_model(ControlClient& client, const Output& output, const std::vector<std::string>& paths);
+int prewarm(ControlClient& client, const Output& output, std::uint32_t model, const std::string& path);
 int drop_model(ControlClient& client, const Output& output, std::uint32_t model);
 int show_version(ControlClient& client, const Output& output);
 

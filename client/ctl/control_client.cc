@@ -162,6 +162,11 @@ ControlClient::Failed ControlClient::call(const control::v1::DropModelRequest& q
   return invoke(&Control::Stub::DropModel, q, a);
 }
 
+ControlClient::Failed ControlClient::call(const control::v1::PrewarmRequest& q,
+                                          control::v1::PrewarmResponse* a) {
+  return invoke(&Control::Stub::Prewarm, q, a);
+}
+
 ControlClient::Failed ControlClient::watch(
     const control::v1::WatchStatsRequest& request,
     const std::function<bool(const control::v1::Stats&)>& on_snapshot) {

@@ -33,6 +33,9 @@ struct CommandLine {
   RunOptions run;
   RecordOptions record;
 
+  std::string prewarm_file;
+
+  CLI::App* prewarm_;
   CLI::App *status, *models, *sessions, *stats, *policy, *policy_get, *policy_set, *register_, *drop, *doctor,
       *run_, *version, *trace, *trace_record;
   CLI::Option* watch;
@@ -84,6 +87,13 @@ struct CommandLine {
         ->required();
     drop = command(app, "drop", "free a model that no session uses");
     drop->add_option("id", model, "see `moecachectl models`")->type_name("ID")->required();
+    prewarm_ = command(app, "prewarm", "start a model's policy and free slots from use counts");
+    prewarm_->add_option("--model", model, "this model (the only one there is)")->type_name("ID");
+    prewarm_
+        ->add_option("--from", prewarm_file,
+                     "imatrix of llama.cpp, moecounts-csv or hot list; the daemon reads it as its own user")
+        ->type_name("FILE")
+        ->required();
     doctor =
         command(app, "doctor", "every fallback taken, every expert tensor left out and why, and what to do");
     run_ = command(app, "run", "run -- PROGRAM ARGUMENTS: with its experts in moecached");
@@ -154,6 +164,7 @@ int dispatch(CommandLine& line) {
   if (line.policy_set->parsed()) return set_policy(client, output, line.model, line.policy_words);
   if (line.register_->parsed()) return register_model(client, output, line.paths);
   if (line.drop->parsed()) return drop_model(client, output, line.model);
+  if (line.prewarm_->parsed()) return prewarm(client, output, line.model, line.prewarm_file);
   if (line.doctor->parsed()) return show_doctor(client, output);
   if (line.run_->parsed()) return run_program(client, line.run);
   if (line.trace_record->parsed()) return record_trace(client, output, line.record);

@@ -120,7 +120,8 @@ std::variant<std::unique_ptr<PrivateDaemon>, Failure, PrivateDaemon::Interrupted
 
   // The machine's configuration is the system daemon's, not ours; /dev/null is an empty one.
   std::vector<std::string> arguments = {options.program, "--config=/dev/null",
-                                        "--sockets-directory=" + directory, "--log-format=text"};
+                                        "--sockets-directory=" + directory, "--state-directory=auto",
+                                        "--log-format=text"};
   arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
   const int error = daemon->process_.start(
       {.path = options.program,
@@ -128,7 +129,7 @@ std::variant<std::unique_ptr<PrivateDaemon>, Failure, PrivateDaemon::Interrupted
        // What a systemd that started moecachectl meant for moecachectl is not for this daemon.
        .environment = with_environment(environ, {"NOTIFY_SOCKET=" + directory + "/notify.sock"},
                                        {"WATCHDOG_USEC", "WATCHDOG_PID", "JOURNAL_STREAM",
-                                        "RUNTIME_DIRECTORY", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}),
+                                        "RUNTIME_DIRECTORY", "STATE_DIRECTORY", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}),
        .own_session = true,
        .output_fd = log.fd});
   if (error != 0) return failed("cannot start " + options.program, error);

@@ -103,6 +103,14 @@ Status derive(Config* config) {
     return placed;
   if (Status placed = place_socket(&config->handle_socket, "handle.sock", "sockets.handle"); !placed)
     return placed;
+  const PathEnvironment environment = path_environment();
+  if (config->state_directory.empty()) {
+    // A daemon beside the usual one keeps to itself what it learns.
+    config->state_directory = config->runtime_directory == default_runtime_directory(environment)
+                                  ? "auto"
+                                  : config->runtime_directory + "/state";
+  }
+  if (config->state_directory == "auto") config->state_directory = default_state_directory(environment);
   if (config->control_socket == config->handle_socket) {
     return invalid("sockets.control and sockets.handle are both " + config->control_socket +
                    ": they must be two sockets");

@@ -40,6 +40,9 @@ struct Config {
   std::uint32_t socket_mode = 0660;
   std::string socket_group;  // empty: unchanged
 
+  // Where hot lists are kept from one start to the next; "none" or empty: nowhere.
+  std::string state_directory;
+
   std::uint64_t pool_bytes = 0;  // all slots of all models; derived from kDefaultPool
   SlotsSpec slots;               // per layer
   std::string policy = "slru";

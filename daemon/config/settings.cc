@@ -117,6 +117,17 @@ Status parse_directory(std::string_view text, std::string* out) {
   return ok();
 }
 
+Status parse_state_directory(std::string_view text, std::string* out) {
+  if (text != "auto" && text != "none") {
+    if (text.empty() || text[0] != '/') return invalid("must be an absolute path, auto or none");
+    if (text.size() > 3000 || text.find('\0') != std::string_view::npos)
+      return invalid("must be a path of at most 3000 bytes, without a NUL byte");
+  }
+  *out = text;
+  while (out->size() > 1 && out->back() == '/') out->pop_back();
+  return ok();
+}
+
 Status parse_group(std::string_view text, std::string* out) {
   const std::string name(text);
   const bool number = !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
@@ -221,6 +232,10 @@ constexpr std::array kSettings = {
     Setting{"sockets.group", "", kText, "NAME", "group of both sockets (the daemon's own)",
             [](C& c, T t) { return parse_group(t, &c.socket_group); },
             [](const C& c) { return c.socket_group; }},
+    Setting{"state.directory", "", kText, "PATH|auto|none",
+            "where hot lists are kept between two starts (auto; DIRECTORY/state if --directory is given)",
+            [](C& c, T t) { return parse_state_directory(t, &c.state_directory); },
+            [](const C& c) { return c.state_directory; }},
     Setting{"pool.bytes", "", kSize, "SIZE", "memory for the slots of all models (50%)",
             [](C& c, T t) {
               return store(parse_bounded_size(t, {64 * 1024, pool_bytes_max()}), &c.pool_bytes);

@@ -191,6 +191,24 @@ class ControlService final : public Control::Service {
     });
   }
 
+  GrpcStatus Prewarm(grpc::ServerContext* context, const PrewarmRequest* request,
+                     PrewarmResponse* response) override {
+    return answer(context, [&]() -> GrpcStatus {
+      const std::string& path = request->path();
+      if (path.empty() || path[0] != '/' || path.find('\0') != std::string::npos)
+        return {grpc::StatusCode::INVALID_ARGUMENT, "\"" + path + "\" is not an absolute path"};
+      const Result<PrewarmReport> report = daemon_.prewarm(request->model(), path);
+      // A file that cannot be opened is the caller's to mend, and no failure of the daemon.
+      if (!report && report.error().code == FaultCode::kSystem)
+        return {grpc::StatusCode::FAILED_PRECONDITION, report.error().text};
+      if (!report) return status_of(report.error());
+      response->set_model(report->model);
+      response->set_layers(report->layers);
+      response->set_experts(report->experts);
+      return GrpcStatus::OK;
+    });
+  }
+
   GrpcStatus RecordRouting(grpc::ServerContext* context, const RecordRoutingRequest* request,
                            grpc::ServerWriter<RoutingChunk>* writer) override {
     return answer(context, [&] { return record(context, request->model(), writer); });

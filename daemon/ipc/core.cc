@@ -57,7 +57,8 @@ Core::Core(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<SsdTi
       wake_(std::move(wake)),
       epoll_(std::move(epoll)),
       reads_(*ssd_),
-      gpu_(config_, std::move(gpus), std::move(no_gpu_reason), reads_, taps_, policy_libraries_) {}
+      warmth_(config_.state_directory),
+      gpu_(config_, std::move(gpus), std::move(no_gpu_reason), reads_, taps_, policy_libraries_, uses_) {}
 
 Core::~Core() {
   stop();
@@ -107,6 +108,7 @@ void Core::run() {
     for (auto& [id, state] : sessions_) session_list_.push_back(state.session.get());
     gpu_.turn(now, session_list_);
     reap_sessions();
+    load_planned();
     reads_.flush();
   }
   run_posts();  // nobody may wait for an answer that never comes
@@ -114,7 +116,7 @@ void Core::run() {
 
 void Core::wait() {
   int timeout = kIdleTickMs;
-  if (waiting_on_lanes()) {
+  if (waiting_on_lanes() || !plans_.empty()) {
     timeout = kBusyTickMs;
   } else if (!sessions_.empty() && monotonic_ns() - last_record_ns_ < kActiveFor) {
     timeout = kActiveTickMs;
@@ -228,6 +230,7 @@ void Core::handle_message(SessionState& state, Lane& lane, const LaneMessage& me
   lane.use_epoch = message.epoch;
   lane.use_layer = message.layer;
   lane.use_ids.assign(message.ids.begin(), message.ids.end());
+  if (lane.uses && phase == Phase::kDecode) lane.uses->add(message.layer, message.ids);
   const RoutingEvent event{.lane = lane.key,
                            .graph = 0,
                            .layer = message.layer,

@@ -28,6 +28,8 @@
 #include "daemon/ipc/routing_tap.h"
 #include "daemon/ipc/session.h"
 #include "daemon/ipc/shared_model.h"
+#include "daemon/ipc/use_counts.h"
+#include "daemon/ipc/warm_start.h"
 #include "daemon/platform/device.h"
 #include "daemon/platform/epoll.h"
 #include "daemon/platform/eventfd.h"
@@ -67,7 +69,7 @@ class Core {
   };
   Result<ModelFiles> begin_model(std::vector<UniqueFd> shards);
   Result<std::shared_ptr<SharedModel>> finish_model(ModelFiles files, Result<ModelLayout> layout,
-                                                    std::string name);
+                                                    std::string name, WarmStart warm);
   // Returns the stream segment of this model in this session: `stream`, or the one of an earlier open.
   Result<std::shared_ptr<Memfd>> open_in_session(SessionId session, const std::shared_ptr<SharedModel>& model,
                                                  std::shared_ptr<Memfd> stream);
@@ -80,7 +82,7 @@ class Core {
   Result<GpuModelFiles> begin_gpu_model(std::vector<UniqueFd> shards, const GpuId& gpu);
   // Takes the model, or the fault that kept it from being made.
   Result<std::shared_ptr<GpuModel>> finish_gpu_model(const ModelFiles& files,
-                                                     Result<std::shared_ptr<GpuModel>> model);
+                                                     Result<std::shared_ptr<GpuModel>> model, WarmStart warm);
   bool drop_idle_gpu_model();  // that no session uses; the one idle for longest
   Result<std::shared_ptr<Memfd>> open_gpu_in_session(SessionId session,
                                                      const std::shared_ptr<GpuModel>& model,
@@ -102,6 +104,17 @@ class Core {
   [[nodiscard]] PolicyLibraries& policy_libraries() { return policy_libraries_; }
   [[nodiscard]] std::string default_policy() const { return config_.policy; }
   Status drop_model(std::uint32_t model);
+  // Use counts that are to be saved.
+  [[nodiscard]] std::vector<UseCounts::Saved> take_uses() { return uses_.take_changed(); }
+  // Any thread.
+  [[nodiscard]] WarmthStore& warmth() { return warmth_; }
+  // The one that is meant: 0 the only one there is. `what`: that is to be done to it. kNotFound, kInvalid.
+  [[nodiscard]] Result<std::uint32_t> resolve_model(std::uint32_t wanted, const std::string& what) const;
+  // The layers that a list for this model must fit; empty: no such model.
+  [[nodiscard]] std::vector<BlockShape> block_shapes(std::uint32_t model) const;
+  // Seeds the policy and loads the hottest into free slots, in the background. Experts to be loaded.
+  // REQUIRES: the list fits. kNotFound.
+  Result<std::uint64_t> prewarm(std::uint32_t model, const UseList& list);
   // model 0: the only one there is. kNotFound, kInvalid (several), kLimit (recordings).
   Result<RoutingRecording> open_recording(std::uint32_t model);
   void close_recording(const std::shared_ptr<RoutingTap>& tap) { taps_.close(tap); }
@@ -117,6 +130,7 @@ class Core {
     std::shared_ptr<SharedModel> model;
     moecached_shm_lane* words = nullptr;
     std::unique_ptr<RingReader> ring;
+    std::shared_ptr<LabelUses> uses;  // of the session's label
     bool lease_pending = false;
     std::uint64_t stalled_since_ns = 0;
     std::uint64_t stalled_begun = 0;
@@ -151,6 +165,8 @@ class Core {
   [[nodiscard]] static bool has_stalled(Lane& lane, std::uint64_t now);
   [[nodiscard]] std::span<const ExpertIndex> may_use(const Lane& lane, LayerIndex layer);
   void carry_out_commands();
+  void load_planned();
+  void prewarm_for_label(ModelId model, const std::string& label);
   void finish_stream(const ReadTable::StreamDone& done);
   static void answer_stream(Lane& lane, std::uint32_t half, std::uint32_t seq, GrantStatus status);
   void grant(Lane& lane, std::uint32_t seq, GrantStatus status);
@@ -181,6 +197,9 @@ class Core {
   Brain brain_{&policy_libraries_};
   ReadTable reads_;
   RoutingTaps taps_;
+  UseCounts uses_;
+  WarmthStore warmth_;
+  std::map<std::uint32_t, PrewarmPlan> plans_;  // by model; those that are not done
   GpuService gpu_;
   std::vector<int> gpu_fds_;  // of gpu_, in epoll_
   GraceTracker grace_;

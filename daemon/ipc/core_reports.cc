@@ -96,30 +96,36 @@ std::vector<SessionReport> Core::session_reports() const {
   return out;
 }
 
-Result<RoutingRecording> Core::open_recording(std::uint32_t wanted) {
-  // 4 MiB hold some seconds of a fast decode; a reader that is further behind loses events, which are
-  // counted.
-  constexpr std::size_t kTapBytes = 4u << 20;
+Result<std::uint32_t> Core::resolve_model(std::uint32_t wanted, const std::string& what) const {
   const std::vector<ModelReport> models = model_reports();
   if (wanted == 0 && models.size() > 1) {
     std::string names;
     for (const ModelReport& model : models)
       names += (names.empty() ? "" : ", ") + std::to_string(model.id) + " (" + model.name + ")";
-    return Fault{FaultCode::kInvalid, "there are several models, say which to record: " + names};
+    return Fault{FaultCode::kInvalid, "there are several models, say which to " + what + ": " + names};
   }
   const auto found = std::ranges::find_if(
       models, [wanted](const ModelReport& model) { return wanted == 0 || model.id == wanted; });
-  if (found == models.end()) {
-    return Fault{FaultCode::kNotFound, wanted == 0
-                                           ? "there is no model to record: no client has opened one yet, "
-                                             "and none was registered"
-                                           : "no model " + std::to_string(wanted)};
-  }
+  if (found != models.end()) return found->id;
+  return Fault{FaultCode::kNotFound, wanted == 0
+                                         ? "there is no model to " + what +
+                                               ": no client has opened one yet, and none was registered"
+                                         : "no model " + std::to_string(wanted)};
+}
+
+Result<RoutingRecording> Core::open_recording(std::uint32_t wanted) {
+  // 4 MiB hold some seconds of a fast decode; a reader that is further behind loses events, which are
+  // counted.
+  constexpr std::size_t kTapBytes = 4u << 20;
+  auto id = resolve_model(wanted, "record");
+  if (!id) return std::move(id).error();
   if (taps_.is_full()) {
     return Fault{FaultCode::kLimit, std::to_string(RoutingTaps::kMax) +
                                         " recordings are running already, which is the limit: end one"};
   }
-  RoutingRecording recording{*found, std::make_shared<RoutingTap>(ModelId(found->id), kTapBytes)};
+  const std::vector<ModelReport> models = model_reports();
+  const auto found = std::ranges::find(models, *id, &ModelReport::id);
+  RoutingRecording recording{*found, std::make_shared<RoutingTap>(ModelId(*id), kTapBytes)};
   taps_.open(recording.tap);
   return recording;
 }

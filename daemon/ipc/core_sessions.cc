@@ -93,6 +93,7 @@ bool Core::sync_lane(SessionState& state, std::uint32_t index) {
   lane->words = &words;
   lane->ring = std::make_unique<RingReader>(words, lane->model->limits());
   lane_places_[lane->id.value] = {state.session->id().value, index};
+  lane->uses = uses_.of_label(lane->model->id(), state.session->label());
   brain_.lane_opened(lane->id, lane->model->id());
   return true;
 }
@@ -181,9 +182,10 @@ Result<Core::GpuModelFiles> Core::begin_gpu_model(std::vector<UniqueFd> shards, 
 }
 
 Result<std::shared_ptr<GpuModel>> Core::finish_gpu_model(const ModelFiles& files,
-                                                         Result<std::shared_ptr<GpuModel>> model) {
+                                                         Result<std::shared_ptr<GpuModel>> model,
+                                                         WarmStart warm) {
   if (model) {
-    if (Status added = gpu_.add_model(*model); !added) model = std::move(added).error();
+    if (Status added = gpu_.add_model(*model, warm); !added) model = std::move(added).error();
   }
   if (!model) {
     remove_files(files);
@@ -225,7 +227,7 @@ std::shared_ptr<GpuModel> Core::gpu_model_of(SessionId session, std::uint32_t mo
 }
 
 Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result<ModelLayout> layout,
-                                                        std::string name) {
+                                                        std::string name, WarmStart warm) {
   auto fail = [&](Fault fault) {
     for (const FileId id : files.files) ssd_->remove_file(id);
     return fault;
@@ -271,6 +273,8 @@ Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result
   (*model)->last_used = turn_;
   ssd_->register_region((*model)->pool().host_view());
   models_[(*model)->id().value] = *model;
+  uses_.add_model((*model)->id(), warm.key, (*model)->name(), shapes_of((*model)->layout()), warm.lists);
+  if (!warm.lists.empty()) (void)prewarm((*model)->id().value, sum_of(warm.lists));
   return *std::move(model);
 }
 
@@ -284,6 +288,7 @@ Result<std::shared_ptr<Memfd>> Core::open_in_session(SessionId session,
   auto [place, is_new] =
       it->second.session->models.try_emplace(model->id().value, Session::Opened{model, std::move(stream)});
   if (is_new) ++model->sessions;
+  if (is_new) prewarm_for_label(model->id(), it->second.session->label());
   return place->second.stream;
 }
 
@@ -302,6 +307,8 @@ void Core::erase_model(std::uint32_t id) {
   const std::shared_ptr<SharedModel> model = models_.at(id);
   CHECK(model->sessions == 0);
   brain_.remove_model(model->id());
+  uses_.remove_model(model->id());
+  plans_.erase(id);
   grace_.model_gone(model->id());
   models_.erase(id);
   // Its files are closed when the last read from them is done.

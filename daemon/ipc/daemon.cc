@@ -4,13 +4,18 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "daemon/ipc/policy_loader.h"
+#include "daemon/warmth/prewarm_source.h"
 
 namespace moecached {
 
 namespace {
+
+// A crash loses what was learnt since; writing it more often would teach nobody anything new.
+constexpr std::chrono::minutes kSaveEvery(3);
 
 std::uint64_t random_word() {
   std::uint64_t word = 0;
@@ -35,6 +40,7 @@ Result<std::unique_ptr<Daemon>> Daemon::start(const Config& config) {
   auto handles = HandleServer::start(config, *daemon->core_, boot_epoch);
   if (!handles) return std::move(handles).error();
   daemon->handles_ = *std::move(handles);
+  daemon->keeper_ = std::thread([raw = daemon.get()] { raw->keep(); });
   return daemon;
 }
 
@@ -45,7 +51,46 @@ Daemon::~Daemon() { stop(); }
 
 void Daemon::stop() {
   handles_.reset();  // no new sessions; it may still call the loop
+  if (keeper_.joinable()) {
+    {
+      const std::lock_guard lock(keeper_mutex_);
+      keeper_stops_ = true;
+    }
+    keeper_wakes_.notify_all();
+    keeper_.join();
+    save_warmth();
+  }
   core_->stop();
+}
+
+void Daemon::keep() {
+  std::unique_lock lock(keeper_mutex_);
+  while (!keeper_wakes_.wait_for(lock, kSaveEvery, [this] { return keeper_stops_; })) {
+    lock.unlock();
+    save_warmth();
+    lock.lock();
+  }
+}
+
+void Daemon::save_warmth() {
+  const auto uses = core_->call([](Core& core) { return core.take_uses(); });
+  core_->warmth().save(uses);
+}
+
+Result<PrewarmReport> Daemon::prewarm(std::uint32_t wanted, const std::string& path) {
+  auto id = core_->call([&](Core& core) { return core.resolve_model(wanted, "prewarm"); });
+  if (!id) return std::move(id).error();
+  const auto shapes = core_->call([&](Core& core) { return core.block_shapes(*id); });
+  // On this thread: files are slow, and the loop must not wait for one.
+  auto list = read_prewarm_source(path, shapes);
+  if (!list) return std::move(list).error();
+  PrewarmReport report{.model = *id};
+  for (const LayerUses& layer : list->layers)
+    report.layers += std::ranges::any_of(layer.counts, [](std::uint64_t count) { return count > 0; }) ? 1 : 0;
+  auto experts = core_->call([&](Core& core) { return core.prewarm(*id, *list); });
+  if (!experts) return std::move(experts).error();
+  report.experts = *experts;
+  return report;
 }
 
 Status Daemon::reload(const Config& config) {
@@ -117,7 +162,9 @@ void Daemon::close_recording(const std::shared_ptr<RoutingTap>& tap) {
 }
 
 Status Daemon::drop_model(std::uint32_t model) {
-  return core_->call([&](Core& core) { return core.drop_model(model); });
+  Status dropped = core_->call([&](Core& core) { return core.drop_model(model); });
+  if (dropped) save_warmth();
+  return dropped;
 }
 
 }  // namespace moecached

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "daemon/base/result.h"
@@ -33,16 +36,23 @@ class Daemon final : public DaemonControl {
   std::vector<PolicyReport> policies() override;
   Result<std::uint32_t> register_model(const std::vector<std::string>& paths) override;
   Status drop_model(std::uint32_t model) override;
+  Result<PrewarmReport> prewarm(std::uint32_t model, const std::string& path) override;
   Result<RoutingRecording> open_recording(std::uint32_t model) override;
   void close_recording(const std::shared_ptr<RoutingTap>& tap) override;
 
  private:
   Daemon(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<Core> core);
+  void keep();  // the keeper thread: saves now and then
+  void save_warmth();
   const Config config_;
   const std::uint64_t boot_epoch_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::unique_ptr<Core> core_;
   std::unique_ptr<HandleServer> handles_;
+  std::mutex keeper_mutex_;
+  std::condition_variable keeper_wakes_;
+  bool keeper_stops_ = false;  // guarded by keeper_mutex_
+  std::thread keeper_;
 };
 
 }  // namespace moecached

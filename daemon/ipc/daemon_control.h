@@ -106,6 +106,12 @@ struct RoutingRecording {
   std::shared_ptr<RoutingTap> tap;
 };
 
+struct PrewarmReport {
+  std::uint32_t model = 0;
+  std::uint32_t layers = 0;   // of which the file has counts
+  std::uint64_t experts = 0;  // being loaded into free slots
+};
+
 class DaemonControl {
  public:
   virtual ~DaemonControl() = default;
@@ -124,6 +130,9 @@ class DaemonControl {
   virtual Result<std::uint32_t> register_model(const std::vector<std::string>& paths) = 0;
   // Frees a model that no session uses. kNotFound, kInvalid (in use).
   virtual Status drop_model(std::uint32_t model) = 0;
+  // Policy and free slots of a model start from the counts of a file (imatrix, moecounts-csv, hot list), read
+  // as the daemon's user. model 0: the only one there is. kNotFound, kInvalid, kLimit, kUnsupported.
+  virtual Result<PrewarmReport> prewarm(std::uint32_t model, const std::string& path) = 0;
   // Whoever opens a recording reads its tap and closes it. model 0: the only one there is. kNotFound,
   // kInvalid (several), kLimit.
   virtual Result<RoutingRecording> open_recording(std::uint32_t model) = 0;

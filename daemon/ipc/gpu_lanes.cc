@@ -41,6 +41,7 @@ void GpuService::sync_lanes(std::span<Session* const> sessions) {
       }
       lane->entry = models_.at(model_id).get();
       lane->words = &words;
+      lane->uses = uses_.of_label(ModelId(model_id), session->label());
       lane->log = opened->second.log->bytes().data() + i * opened->second.model->log_bytes_per_lane();
       lane->drained = load_word(words.completed);
       std::atomic_ref(words.tail).store(lane->drained, std::memory_order_release);
@@ -163,6 +164,7 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
                  .n_tokens = header.n_tokens,
                  .prefill = (header.flags & MOECACHED_FLAG_PREFILL) != 0},
                 experts_);
+      if (lane.uses && phase == Phase::kDecode) lane.uses->add(layer, experts_);
       if (!routed) continue;
       brain_.routed(lane.id, layer, experts_, phase);
       if (test_churn_) continue;

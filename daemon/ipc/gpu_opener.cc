@@ -86,6 +86,7 @@ Result<std::shared_ptr<GpuModel>> GpuOpener::make_model(Request& request) {
   if (!begun) return std::move(begun).error();
   if (begun->existing) return begun->existing;
   Result<std::shared_ptr<GpuModel>> model = Fault{};
+  WarmStart warm;
   if (auto layout = read_model_layout(fds, {.direct_alignment = 0}); !layout) {
     model = std::move(layout).error();
   } else {
@@ -100,8 +101,10 @@ Result<std::shared_ptr<GpuModel>> GpuOpener::make_model(Request& request) {
                                begun->id, **gpu);
     } while (!model && model.error().code == FaultCode::kLimit &&
              core_.call([](Core& core) { return core.drop_idle_gpu_model(); }));
+    warm = core_.warmth().load(*layout, begun->files.identity);
   }
-  return core_.call([&](Core& core) { return core.finish_gpu_model(begun->files, std::move(model)); });
+  return core_.call(
+      [&](Core& core) { return core.finish_gpu_model(begun->files, std::move(model), std::move(warm)); });
 }
 
 }  // namespace moecached

@@ -83,6 +83,7 @@ void GpuService::growth_done(Entry& entry, const Status& outcome, const std::vec
   }
   entry.has_slots = true;
   entry.growth = Entry::Growth::kDone;
+  start_prewarm(entry);
   // A layer that is to be wholly resident stays as it is until it is, so that its shape is stock's all the
   // time.
   for (std::uint32_t l = 0; l < model.layout().layers.size(); ++l) {
@@ -153,6 +154,12 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
     churn(entry);
     return;
   }
+  // Half of what may be under way: what is used now need not wait for what was used once.
+  while (!entry.plan.is_done() && entry.promotions < kPromotionsMax / 2) {
+    const PrewarmPlan::Step step = entry.plan.take();
+    if (model.n_slots()[step.layer.value] == 0 || brain_.free_slots(model.id(), step.layer) == 0) continue;
+    if (brain_.promote(model.id(), step.layer, step.expert)) ++entry.promotions;
+  }
   for (const auto& [key, lane] : lanes_) {
     // Its slots cannot be had while it does not move; every victim would wait for it.
     if (lane->entry == &entry && now_ns - lane->begun_since_ns > kGpuStalledAfterNs &&
@@ -180,13 +187,32 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
     const std::uint64_t bytes = model.expert_bytes(candidate.layer);
     if (!into_free_slot && !entry.device->budget.allows(bytes)) break;
     // Asked again: promotions of this round have changed what is worth it.
-    if (brain_.promotion_gain(model.id(), candidate.layer, candidate.expert, candidate.phase) < kPromotionGainMin)
+    if (brain_.promotion_gain(model.id(), candidate.layer, candidate.expert, candidate.phase) <
+        kPromotionGainMin)
       continue;
     if (!brain_.promote(model.id(), candidate.layer, candidate.expert, candidate.phase)) continue;
     entry.device->budget.uploaded(bytes);
     ++entry.promotions;
   }
   entry.candidates.clear();
+}
+
+void GpuService::start_prewarm(Entry& entry) {
+  if (entry.warm.layers.empty()) return;
+  const ModelId id = entry.model->id();
+  if (Status seeded = brain_.seed(id, rates_of(entry.warm, entry.model->layout().n_expert_used)); !seeded)
+    spdlog::error("model {}: {}", id.value, seeded.error().text);
+  entry.plan = PrewarmPlan(entry.warm, brain_, id);
+  entry.warm = {};
+}
+
+Result<std::uint64_t> GpuService::prewarm(ModelId id, const UseList& list) {
+  Entry* entry = find_entry(id);
+  if (entry == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id.value)};
+  entry->warm = list;
+  if (!entry->has_slots) return std::uint64_t{0};
+  start_prewarm(*entry);
+  return std::uint64_t{entry->plan.size()};
 }
 
 // Random promotions as fast as the link takes them; half of the slots rest meanwhile, so that they are read.

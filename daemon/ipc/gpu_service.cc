@@ -25,11 +25,12 @@ bool is_set(const char* name) {
 
 GpuService::GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> gpus,
                        std::string no_gpu_reason, ReadTable& reads, RoutingTaps& taps,
-                       const PolicyLibraries& libraries)
+                       const PolicyLibraries& libraries, UseCounts& uses)
     : config_(config),
       no_gpu_reason_(config.gpu.devices == "none" ? "gpu.devices is none" : std::move(no_gpu_reason)),
       reads_(reads),
       taps_(taps),
+      uses_(uses),
       brain_(&libraries),
       test_no_grace_(is_set("MOECACHED_TEST_NO_GRACE")),
       test_churn_(is_set("MOECACHED_TEST_CHURN")),
@@ -89,7 +90,7 @@ std::shared_ptr<GpuModel> GpuService::find_model(std::uint32_t id) const {
   return found == models_.end() ? nullptr : found->second->model;
 }
 
-Status GpuService::add_model(const std::shared_ptr<GpuModel>& model) {
+Status GpuService::add_model(const std::shared_ptr<GpuModel>& model, const WarmStart& warm) {
   Device& device = device_of(*model);
   if (!device.queue) {
     auto rate = device.gpu->measure_copy_rate();
@@ -115,6 +116,8 @@ Status GpuService::add_model(const std::shared_ptr<GpuModel>& model) {
   model->for_each_load([&](std::span<const PartRead> parts) {
     reads_.start(BulkRead{.owner = model, .tag = model->id().value}, parts);
   });
+  uses_.add_model(model->id(), warm.key, model->name(), shapes_of(model->layout()), warm.lists);
+  if (!warm.lists.empty()) entry->warm = sum_of(warm.lists);
   models_[model->id().value] = std::move(entry);
   return ok();
 }
@@ -156,6 +159,7 @@ Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
   }
   if (entry.has_slots) brain_.remove_model(entry.model->id());
   grace_.model_gone(entry.model->id());
+  uses_.remove_model(entry.model->id());
   files->assign(entry.model->files().begin(), entry.model->files().end());
   // Unmapping and unpinning a hundred gigabytes takes tens of seconds: the queue's thread lets go of it.
   Pending pending;

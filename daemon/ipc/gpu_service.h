@@ -24,6 +24,8 @@
 #include "daemon/ipc/routing_tap.h"
 #include "daemon/ipc/session.h"
 #include "daemon/ipc/upload_budget.h"
+#include "daemon/ipc/use_counts.h"
+#include "daemon/ipc/warm_start.h"
 #include "daemon/platform/gpu.h"
 #include "daemon/residency/brain.h"
 
@@ -33,7 +35,7 @@ class GpuService {
  public:
   // gpus: of list_gpus; those that config leaves out are dropped. `no_gpu_reason`: why there is none.
   GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> gpus, std::string no_gpu_reason,
-             ReadTable& reads, RoutingTaps& taps, const PolicyLibraries& libraries);
+             ReadTable& reads, RoutingTaps& taps, const PolicyLibraries& libraries, UseCounts& uses);
   ~GpuService();
   GpuService(const GpuService&) = delete;
   GpuService& operator=(const GpuService&) = delete;
@@ -48,7 +50,9 @@ class GpuService {
   [[nodiscard]] std::size_t n_models() const { return models_.size(); }
   [[nodiscard]] bool has_devices() const { return !devices_.empty(); }
   // Starts to load it. kSystem: no queue for its GPU.
-  Status add_model(const std::shared_ptr<GpuModel>& model);
+  Status add_model(const std::shared_ptr<GpuModel>& model, const WarmStart& warm);
+  // As Core::prewarm; before there are device slots the list is kept for them, and 0 returned.
+  Result<std::uint64_t> prewarm(ModelId model, const UseList& list);
   // kNotFound, kInvalid (in use). files: to be removed from the SSD tier.
   Status drop_model(std::uint32_t id, std::vector<FileId>* files);
   bool drop_idle_model(std::vector<FileId>* files);
@@ -91,6 +95,7 @@ class GpuService {
   void promote(Entry& entry, std::uint64_t now_ns);
   void tell_costs(Entry& entry, std::uint64_t now_ns);
   void churn(Entry& entry);
+  void start_prewarm(Entry& entry);
   void check_all_resident(Entry& entry);
   void watch_stalls(std::uint64_t now_ns);
   void carry_out_commands();
@@ -102,6 +107,7 @@ class GpuService {
   const std::string no_gpu_reason_;
   ReadTable& reads_;
   RoutingTaps& taps_;
+  UseCounts& uses_;
   std::vector<std::unique_ptr<Device>> devices_;
   std::map<std::uint32_t, std::unique_ptr<Entry>> models_;
   std::map<std::uint64_t, std::unique_ptr<Lane>> lanes_;  // by key: session id * lanes + index

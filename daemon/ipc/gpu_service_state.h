@@ -46,6 +46,8 @@ struct GpuService::Entry {
   std::uint64_t growth_failed_ns = 0;
   std::string growth_note;  // why there are fewer slots than asked for
   std::string policy;
+  UseList warm;                  // what device slots are to begin with; empty: nothing is known
+  PrewarmPlan plan;
   bool has_slots = false;        // the brain knows the model
   std::uint32_t promotions = 0;  // under way, as of this turn
   std::vector<Candidate> candidates;
@@ -63,6 +65,7 @@ struct GpuService::Lane {
   moecached_shm_lane* words = nullptr;
   std::byte* log = nullptr;
   std::uint64_t drained = 0;
+  std::shared_ptr<LabelUses> uses;  // of the session's label
   bool known_to_brain = false;
   std::uint64_t begun = 0, begun_since_ns = 0;
   std::uint64_t records = 0, refused = 0;

@@ -74,8 +74,11 @@ Result<std::shared_ptr<SharedModel>> register_model(Core& core, std::vector<Uniq
   if (!files) return std::move(files).error();
   if (files->existing) return files->existing;
   Result<ModelLayout> layout = read_model_layout(fds, {.direct_alignment = files->direct_alignment});
-  return core.call(
-      [&](Core& c) { return c.finish_model(*std::move(files), std::move(layout), std::move(name)); });
+  WarmStart warm;
+  if (layout) warm = core.warmth().load(*layout, files->identity);
+  return core.call([&](Core& c) {
+    return c.finish_model(*std::move(files), std::move(layout), std::move(name), std::move(warm));
+  });
 }
 
 Result<std::unique_ptr<HandleServer>> HandleServer::start(const Config& config, Core& core,

@@ -21,6 +21,9 @@ handle = "/srv/run/b.sock"
 mode = "0600"
 group = "0"
 
+[state]
+directory = "/srv/state"
+
 [pool]
 bytes = 1048576
 slots = "12.5%"

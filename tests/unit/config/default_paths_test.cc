@@ -26,5 +26,28 @@ TEST(DefaultRuntimeDirectory, IsTheSystemsForRootAndForAUserWithoutOne) {
             "/run/moecached");
 }
 
+TEST(DefaultStateDirectory, IsSystemdsThenRootsThenTheUsersOwn) {
+  EXPECT_EQ(default_state_directory({.runtime_directory = "",
+                                     .xdg_runtime_directory = "",
+                                     .root = true,
+                                     .state_directory = "/var/lib/a:/var/lib/b",
+                                     .home = "/root"}),
+            "/var/lib/a");
+  EXPECT_EQ(default_state_directory(
+                {.runtime_directory = "", .xdg_runtime_directory = "", .root = true, .home = "/root"}),
+            "/var/lib/moecached");
+  EXPECT_EQ(default_state_directory({.runtime_directory = "",
+                                     .xdg_runtime_directory = "",
+                                     .root = false,
+                                     .xdg_state_home = "/s",
+                                     .home = "/h"}),
+            "/s/moecached");
+  EXPECT_EQ(default_state_directory(
+                {.runtime_directory = "", .xdg_runtime_directory = "", .root = false, .home = "/h"}),
+            "/h/.local/state/moecached");
+  EXPECT_EQ(default_state_directory({.runtime_directory = "", .xdg_runtime_directory = "", .root = false}),
+            "none");
+}
+
 }  // namespace
 }  // namespace moecached

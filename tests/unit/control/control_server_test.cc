@@ -134,6 +134,19 @@ TEST_F(ControlServerTest, PassesChangesOn) {
   EXPECT_EQ(registered.model(), 9u);
   EXPECT_THAT(daemon_.registered, ElementsAre("/a", "/b"));
 
+  control::v1::PrewarmRequest prewarm;
+  prewarm.set_path("counts");
+  control::v1::PrewarmResponse prewarmed;
+  EXPECT_EQ(call(&Control::Stub::Prewarm, prewarm, &prewarmed).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  prewarm.set_model(4);
+  prewarm.set_path("/counts");
+  ASSERT_TRUE(call(&Control::Stub::Prewarm, prewarm, &prewarmed).ok());
+  EXPECT_EQ(prewarmed.model(), 4u);
+  EXPECT_EQ(prewarmed.experts(), 24u);
+  prewarm.set_path("/elsewhere");
+  EXPECT_EQ(call(&Control::Stub::Prewarm, prewarm, &prewarmed).error_code(), grpc::StatusCode::NOT_FOUND);
+
   control::v1::DropModelRequest drop;
   drop.set_model(8);
   control::v1::DropModelResponse dropped;

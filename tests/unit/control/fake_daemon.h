@@ -41,6 +41,10 @@ class FakeDaemon final : public DaemonControl {
     return ok();
   }
 
+  Result<PrewarmReport> prewarm(std::uint32_t model, const std::string& path) override {
+    if (path != "/counts") return Fault{FaultCode::kNotFound, path + ": it is not there"};
+    return PrewarmReport{.model = model, .layers = 3, .experts = 24};
+  }
   Result<RoutingRecording> open_recording(std::uint32_t model) override {
     if (fault) return *fault;
     if (model_reports.empty()) return Fault{FaultCode::kNotFound, "no model " + std::to_string(model)};

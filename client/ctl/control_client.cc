@@ -162,6 +162,16 @@ ControlClient::Failed ControlClient::call(const control::v1::DropModelRequest& q
   return invoke(&Control::Stub::DropModel, q, a);
 }
 
+ControlClient::Failed ControlClient::call(const control::v1::ShadowPoliciesRequest& q,
+                                          control::v1::ShadowPoliciesResponse* a) {
+  return invoke(&Control::Stub::ShadowPolicies, q, a);
+}
+
+ControlClient::Failed ControlClient::call(const control::v1::ComparePoliciesRequest& q,
+                                          control::v1::PolicyComparison* a) {
+  return invoke(&Control::Stub::ComparePolicies, q, a);
+}
+
 ControlClient::Failed ControlClient::call(const control::v1::PrewarmRequest& q,
                                           control::v1::PrewarmResponse* a) {
   return invoke(&Control::Stub::Prewarm, q, a);

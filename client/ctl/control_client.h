@@ -39,6 +39,10 @@ class ControlClient {
                             control::v1::RegisterModelResponse* response);
   [[nodiscard]] Failed call(const control::v1::DropModelRequest& request,
                             control::v1::DropModelResponse* response);
+  [[nodiscard]] Failed call(const control::v1::ShadowPoliciesRequest& request,
+                            control::v1::ShadowPoliciesResponse* response);
+  [[nodiscard]] Failed call(const control::v1::ComparePoliciesRequest& request,
+                            control::v1::PolicyComparison* response);
   [[nodiscard]] Failed call(const control::v1::PrewarmRequest& request,
                             control::v1::PrewarmResponse* response);
   // Until `on_snapshot` says false, or the daemon ends the stream, which is a failure. Has no timeout.

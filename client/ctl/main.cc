@@ -1,9 +1,11 @@
 // moecachectl: the command line; commands.h does the work.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
 #include "client/ctl/commands.h"
+#include "client/ctl/compare.h"
 #include "client/ctl/record.h"
 #include "client/ctl/run.h"
 
@@ -34,8 +36,9 @@ struct CommandLine {
   RecordOptions record;
 
   std::string prewarm_file;
+  std::vector<std::string> challengers;
 
-  CLI::App* prewarm_;
+  CLI::App *prewarm_, *policy_shadow, *policy_compare;
   CLI::App *status, *models, *sessions, *stats, *policy, *policy_get, *policy_set, *register_, *drop, *doctor,
       *run_, *version, *trace, *trace_record;
   CLI::Option* watch;
@@ -81,6 +84,18 @@ struct CommandLine {
       sub->add_option("--model", model, "of this model (get: all; set: all of the tier and new ones)")
           ->type_name("ID");
     }
+    policy_shadow =
+        command(*policy, "shadow", "let other policies see what the live one sees, and load nothing");
+    policy_shadow
+        ->add_option("specs", challengers,
+                     "up to three: slru,ewma, or apart where they have options; none: "
+                     "end it")
+        ->type_name("SPEC");
+    policy_shadow->add_option("--model", model, "of this model (the only one there is)")->type_name("ID");
+    policy_compare =
+        command(*policy, "compare", "the live policy, its challengers, and one that knows the future");
+    policy_compare->add_option("--model", model, "of this model (the only one there is)")->type_name("ID");
+    policy_compare->add_flag("--layers", layers, "a table of the layers");
     register_ = command(app, "register", "lay a model out before its first client comes");
     register_->add_option("path", paths, "the GGUF file, or its shards in order")
         ->type_name("PATH")
@@ -147,6 +162,23 @@ struct CommandLine {
   }
 };
 
+// "slru,ewma" is two policies. A word with a colon is one, whose options may be separated by commas.
+std::vector<std::string> split(const std::vector<std::string>& words) {
+  std::vector<std::string> out;
+  for (const std::string& word : words) {
+    if (word.find(':') != std::string::npos) {
+      out.push_back(word);
+      continue;
+    }
+    for (std::size_t begin = 0; begin <= word.size();) {
+      const std::size_t end = std::min(word.find(',', begin), word.size());
+      out.push_back(word.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  return out;
+}
+
 int dispatch(CommandLine& line) {
   const Output output{.json = line.format == "json"};
   ControlClient client(
@@ -162,6 +194,9 @@ int dispatch(CommandLine& line) {
   if (line.policy_get->parsed() && line.model == 0) return list_policies(client, output);
   if (line.policy_get->parsed()) return get_policy(client, output, line.model);
   if (line.policy_set->parsed()) return set_policy(client, output, line.model, line.policy_words);
+  if (line.policy_shadow->parsed())
+    return shadow_policies(client, output, line.model, split(line.challengers));
+  if (line.policy_compare->parsed()) return compare_policies(client, output, line.model, line.layers);
   if (line.register_->parsed()) return register_model(client, output, line.paths);
   if (line.drop->parsed()) return drop_model(client, output, line.model);
   if (line.prewarm_->parsed()) return prewarm(client, output, line.model, line.prewarm_file);

@@ -191,6 +191,27 @@ class ControlService final : public Control::Service {
     });
   }
 
+  GrpcStatus ShadowPolicies(grpc::ServerContext* context, const ShadowPoliciesRequest* request,
+                            ShadowPoliciesResponse* response) override {
+    return answer(context, [&] {
+      const std::vector<std::string> specs(request->specs().begin(), request->specs().end());
+      const Result<std::uint32_t> model = daemon_.shadow_policies(request->model(), specs);
+      if (!model) return status_of(model.error());
+      response->set_model(*model);
+      return GrpcStatus::OK;
+    });
+  }
+
+  GrpcStatus ComparePolicies(grpc::ServerContext* context, const ComparePoliciesRequest* request,
+                             control::v1::PolicyComparison* response) override {
+    return answer(context, [&] {
+      const Result<moecached::PolicyComparison> comparison = daemon_.compare_policies(request->model());
+      if (!comparison) return status_of(comparison.error());
+      translate(*comparison, response);
+      return GrpcStatus::OK;
+    });
+  }
+
   GrpcStatus Prewarm(grpc::ServerContext* context, const PrewarmRequest* request,
                      PrewarmResponse* response) override {
     return answer(context, [&]() -> GrpcStatus {

@@ -177,4 +177,32 @@ void translate(const RoutingEvent& from, std::span<const std::uint32_t> experts,
   to->mutable_experts()->Assign(experts.begin(), experts.end());
 }
 
+void translate(const PolicyComparison& from, control::v1::PolicyComparison* to) {
+  to->set_model(from.model);
+  for (const std::string& policy : from.policies) to->add_policies(policy);
+  for (const LayerComparison& layer : from.layers) {
+    control::v1::LayerComparison* out = to->add_layers();
+    out->set_block(layer.block);
+    out->set_n_experts(layer.n_experts);
+    out->set_n_slots(layer.n_slots);
+    out->set_window_lookups(layer.window_lookups);
+    out->set_belady_hits(layer.belady_hits);
+    out->set_belady_uploads(layer.belady_uploads);
+    out->set_gini(layer.gini);
+    out->set_entropy_bits(layer.entropy_bits);
+    for (const PolicyScore& score : layer.policies) {
+      control::v1::PolicyScore* policy = out->add_policies();
+      policy->set_lookups(score.lookups);
+      policy->set_hits(score.hits);
+      policy->set_uploads(score.uploads);
+      policy->set_link_experts(score.link_experts);
+      policy->set_window_hits(score.window_hits);
+      policy->set_covered(score.covered);
+    }
+  }
+  to->set_dropped(from.dropped);
+  to->set_forgotten(from.forgotten);
+  for (const std::string& advice : from.advice) to->add_advice(advice);
+}
+
 }  // namespace moecached

@@ -13,6 +13,7 @@ void translate(const PolicyReport& from, control::v1::Policy* to);
 void translate(const ModelReport& from, control::v1::Model* to);
 void translate(const SessionReport& from, control::v1::Session* to);
 void translate(const Finding& from, control::v1::Finding* to);
+void translate(const PolicyComparison& from, control::v1::PolicyComparison* to);
 
 void translate(const RoutingEvent& from, std::span<const std::uint32_t> experts,
                control::v1::RoutingEvent* to);

@@ -58,7 +58,8 @@ Core::Core(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<SsdTi
       epoll_(std::move(epoll)),
       reads_(*ssd_),
       warmth_(config_.state_directory),
-      gpu_(config_, std::move(gpus), std::move(no_gpu_reason), reads_, taps_, policy_libraries_, uses_) {}
+      gpu_(config_, std::move(gpus), std::move(no_gpu_reason), reads_, taps_, policy_libraries_, uses_,
+           shadows_) {}
 
 Core::~Core() {
   stop();
@@ -239,7 +240,9 @@ void Core::handle_message(SessionState& state, Lane& lane, const LaneMessage& me
                            .prefill = message.prefill};
   if (message.kind == MOECACHED_RECORD_ROUTE) {
     taps_.put(lane.model->id(), event, message.ids);
+    const std::uint64_t hits_before = hits_of(lane, message.layer);
     brain_.routed(lane.id, message.layer, message.ids, phase);
+    shadow(lane, message, phase, hits_before);
     return;
   }
   if (lane.model->changed_on_disk) {
@@ -248,7 +251,9 @@ void Core::handle_message(SessionState& state, Lane& lane, const LaneMessage& me
   }
   lane.lease_pending = true;
   taps_.put(lane.model->id(), event, message.ids);
+  const std::uint64_t hits_before = hits_of(lane, message.layer);
   brain_.lease(lane.id, message.layer, message.ids, message.seq, message.epoch, phase);
+  shadow(lane, message, phase, hits_before);
   carry_out_commands();
 }
 

@@ -20,6 +20,7 @@
 #include "daemon/base/ids.h"
 #include "daemon/base/result.h"
 #include "daemon/config/config.h"
+#include "daemon/ipc/comparison.h"
 #include "daemon/ipc/daemon_control.h"
 #include "daemon/ipc/gpu_service.h"
 #include "daemon/ipc/grace.h"
@@ -27,6 +28,7 @@
 #include "daemon/ipc/ring_reader.h"
 #include "daemon/ipc/routing_tap.h"
 #include "daemon/ipc/session.h"
+#include "daemon/ipc/shadows.h"
 #include "daemon/ipc/shared_model.h"
 #include "daemon/ipc/use_counts.h"
 #include "daemon/ipc/warm_start.h"
@@ -115,6 +117,15 @@ class Core {
   // Seeds the policy and loads the hottest into free slots, in the background. Experts to be loaded.
   // REQUIRES: the list fits. kNotFound.
   Result<std::uint64_t> prewarm(std::uint32_t model, const UseList& list);
+  // -- challengers. What ShadowSet::make needs; kInvalid: no slots yet. In between, it allocates.
+  struct ShadowBasis {
+    ModelShape shape;
+    MissMode mode = MissMode::kPool;
+  };
+  Result<ShadowBasis> shadow_basis(std::uint32_t model) const;
+  Status start_shadows(std::unique_ptr<ShadowSet> set);
+  void stop_shadows(std::uint32_t model) { shadows_.stop(ModelId(model)); }
+  Result<ShadowSnapshot> shadow_snapshot(std::uint32_t model) const;
   // model 0: the only one there is. kNotFound, kInvalid (several), kLimit (recordings).
   Result<RoutingRecording> open_recording(std::uint32_t model);
   void close_recording(const std::shared_ptr<RoutingTap>& tap) { taps_.close(tap); }
@@ -166,6 +177,8 @@ class Core {
   [[nodiscard]] std::span<const ExpertIndex> may_use(const Lane& lane, LayerIndex layer);
   void carry_out_commands();
   void load_planned();
+  void shadow(const Lane& lane, const LaneMessage& message, Phase phase, std::uint64_t hits_before);
+  [[nodiscard]] std::uint64_t hits_of(const Lane& lane, LayerIndex layer) const;
   void prewarm_for_label(ModelId model, const std::string& label);
   void finish_stream(const ReadTable::StreamDone& done);
   static void answer_stream(Lane& lane, std::uint32_t half, std::uint32_t seq, GrantStatus status);
@@ -198,6 +211,7 @@ class Core {
   ReadTable reads_;
   RoutingTaps taps_;
   UseCounts uses_;
+  Shadows shadows_;
   WarmthStore warmth_;
   std::map<std::uint32_t, PrewarmPlan> plans_;  // by model; those that are not done
   GpuService gpu_;

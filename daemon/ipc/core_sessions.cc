@@ -308,6 +308,7 @@ void Core::erase_model(std::uint32_t id) {
   CHECK(model->sessions == 0);
   brain_.remove_model(model->id());
   uses_.remove_model(model->id());
+  shadows_.stop(model->id());
   plans_.erase(id);
   grace_.model_gone(model->id());
   models_.erase(id);

@@ -16,6 +16,8 @@ namespace {
 
 // A crash loses what was learnt since; writing it more often would teach nobody anything new.
 constexpr std::chrono::minutes kSaveEvery(3);
+// The tap of challengers holds some seconds of a fast decode.
+constexpr std::chrono::milliseconds kLookEvery(250);
 
 std::uint64_t random_word() {
   std::uint64_t word = 0;
@@ -64,12 +66,61 @@ void Daemon::stop() {
 }
 
 void Daemon::keep() {
+  auto saved = std::chrono::steady_clock::now();
   std::unique_lock lock(keeper_mutex_);
-  while (!keeper_wakes_.wait_for(lock, kSaveEvery, [this] { return keeper_stops_; })) {
+  while (!keeper_wakes_.wait_for(lock, kLookEvery, [this] { return keeper_stops_; })) {
     lock.unlock();
-    save_warmth();
+    drain_windows();
+    if (std::chrono::steady_clock::now() - saved >= kSaveEvery) {
+      saved = std::chrono::steady_clock::now();
+      save_warmth();
+    }
     lock.lock();
   }
+}
+
+void Daemon::drain_windows() {
+  const std::lock_guard lock(windows_mutex_);
+  std::erase_if(windows_,
+                [](const auto& each) { return each.second->is_orphan(); });  // models dropped to make room
+  for (const auto& [model, window] : windows_) window->drain();
+}
+
+Result<std::uint32_t> Daemon::shadow_policies(std::uint32_t wanted, const std::vector<std::string>& specs) {
+  auto id = core_->call([&](Core& core) { return core.resolve_model(wanted, "shadow"); });
+  if (!id) return std::move(id).error();
+  const std::lock_guard lock(windows_mutex_);
+  if (specs.empty()) {
+    core_->call([&](Core& core) {
+      core.stop_shadows(*id);
+      return true;
+    });
+    windows_.erase(*id);
+    return *id;
+  }
+  auto basis = core_->call([&](Core& core) { return core.shadow_basis(*id); });
+  if (!basis) return std::move(basis).error();
+  const std::size_t n_layers = basis->shape.layers.size();
+  auto set = ShadowSet::make(ModelId(*id), std::move(basis->shape), basis->mode, specs);
+  if (!set) return std::move(set).error();
+  auto window = std::make_unique<EventWindow>((*set)->tap, n_layers);
+  if (Status started = core_->call([&](Core& core) { return core.start_shadows(*std::move(set)); }); !started)
+    return std::move(started).error();
+  windows_[*id] = std::move(window);
+  return *id;
+}
+
+Result<PolicyComparison> Daemon::compare_policies(std::uint32_t wanted) {
+  auto id = core_->call([&](Core& core) { return core.resolve_model(wanted, "compare"); });
+  if (!id) return std::move(id).error();
+  const std::lock_guard lock(windows_mutex_);
+  auto snapshot = core_->call([&](Core& core) { return core.shadow_snapshot(*id); });
+  if (!snapshot) return std::move(snapshot).error();
+  EventWindow& window = *windows_.at(*id);
+  window.drain();
+  PolicyComparison comparison = compare(*snapshot, window);
+  comparison.model = *id;
+  return comparison;
 }
 
 void Daemon::save_warmth() {
@@ -163,7 +214,10 @@ void Daemon::close_recording(const std::shared_ptr<RoutingTap>& tap) {
 
 Status Daemon::drop_model(std::uint32_t model) {
   Status dropped = core_->call([&](Core& core) { return core.drop_model(model); });
-  if (dropped) save_warmth();
+  if (!dropped) return dropped;
+  save_warmth();
+  const std::lock_guard lock(windows_mutex_);
+  windows_.erase(model);
   return dropped;
 }
 

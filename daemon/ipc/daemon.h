@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -37,12 +38,15 @@ class Daemon final : public DaemonControl {
   Result<std::uint32_t> register_model(const std::vector<std::string>& paths) override;
   Status drop_model(std::uint32_t model) override;
   Result<PrewarmReport> prewarm(std::uint32_t model, const std::string& path) override;
+  Result<std::uint32_t> shadow_policies(std::uint32_t model, const std::vector<std::string>& specs) override;
+  Result<PolicyComparison> compare_policies(std::uint32_t model) override;
   Result<RoutingRecording> open_recording(std::uint32_t model) override;
   void close_recording(const std::shared_ptr<RoutingTap>& tap) override;
 
  private:
   Daemon(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<Core> core);
-  void keep();  // the keeper thread: saves now and then
+  void keep();  // the keeper thread: saves now and then, empties the taps of challengers
+  void drain_windows();
   void save_warmth();
   const Config config_;
   const std::uint64_t boot_epoch_;
@@ -52,6 +56,8 @@ class Daemon final : public DaemonControl {
   std::mutex keeper_mutex_;
   std::condition_variable keeper_wakes_;
   bool keeper_stops_ = false;  // guarded by keeper_mutex_
+  std::mutex windows_mutex_;   // held while one is compared, which takes its time
+  std::map<std::uint32_t, std::unique_ptr<EventWindow>> windows_;  // by model
   std::thread keeper_;
 };
 

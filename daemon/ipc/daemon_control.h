@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "daemon/base/result.h"
+#include "daemon/ipc/comparison.h"
 #include "daemon/ipc/routing_tap.h"
 #include "daemon/tier/ssd_tier.h"
 
@@ -133,6 +134,10 @@ class DaemonControl {
   // Policy and free slots of a model start from the counts of a file (imatrix, moecounts-csv, hot list), read
   // as the daemon's user. model 0: the only one there is. kNotFound, kInvalid, kLimit, kUnsupported.
   virtual Result<PrewarmReport> prewarm(std::uint32_t model, const std::string& path) = 0;
+  // Challengers of a model's policy, in place of earlier ones; none: it has no more. model 0: the only one
+  // there is; the answer says which. kNotFound, kInvalid.
+  virtual Result<std::uint32_t> shadow_policies(std::uint32_t model, const std::vector<std::string>& specs) = 0;
+  virtual Result<PolicyComparison> compare_policies(std::uint32_t model) = 0;
   // Whoever opens a recording reads its tap and closes it. model 0: the only one there is. kNotFound,
   // kInvalid (several), kLimit.
   virtual Result<RoutingRecording> open_recording(std::uint32_t model) = 0;

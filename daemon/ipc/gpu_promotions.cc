@@ -72,10 +72,7 @@ void GpuService::growth_done(Entry& entry, const Status& outcome, const std::vec
   // Epochs that were begun before may not have the new memory mapped, and need not: they are in the shape
   // HOST_ONLY, which does not look at the table. Whoever takes up another shape maps first.
   GpuModel& model = *entry.model;
-  ModelShape shape{.layers = {}, .policy = entry.policy};
-  for (std::size_t l = 0; l < model.layout().layers.size(); ++l)
-    shape.layers.push_back({model.layout().layers[l].n_experts, std::max(1u, model.n_slots()[l])});
-  if (Status added = brain_.add_model(model.id(), shape); !added) {
+  if (Status added = brain_.add_model(model.id(), shape_of(entry)); !added) {
     spdlog::error("model {}: {}", model.id().value, added.error().text);
     entry.growth_note = added.error().text;
     entry.growth = Entry::Growth::kDone;
@@ -195,6 +192,19 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
     ++entry.promotions;
   }
   entry.candidates.clear();
+}
+
+ModelShape GpuService::shape_of(const Entry& entry) {
+  const GpuModel& model = *entry.model;
+  ModelShape shape{.layers = {}, .policy = entry.policy};
+  for (std::size_t l = 0; l < model.layout().layers.size(); ++l)
+    shape.layers.push_back({model.layout().layers[l].n_experts, std::max(1u, model.n_slots()[l])});
+  return shape;
+}
+
+ModelShape GpuService::shape(ModelId id) const {
+  const auto found = models_.find(id.value);
+  return found == models_.end() || !found->second->has_slots ? ModelShape{} : shape_of(*found->second);
 }
 
 void GpuService::start_prewarm(Entry& entry) {

@@ -25,12 +25,13 @@ bool is_set(const char* name) {
 
 GpuService::GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> gpus,
                        std::string no_gpu_reason, ReadTable& reads, RoutingTaps& taps,
-                       const PolicyLibraries& libraries, UseCounts& uses)
+                       const PolicyLibraries& libraries, UseCounts& uses, Shadows& shadows)
     : config_(config),
       no_gpu_reason_(config.gpu.devices == "none" ? "gpu.devices is none" : std::move(no_gpu_reason)),
       reads_(reads),
       taps_(taps),
       uses_(uses),
+      shadows_(shadows),
       brain_(&libraries),
       test_no_grace_(is_set("MOECACHED_TEST_NO_GRACE")),
       test_churn_(is_set("MOECACHED_TEST_CHURN")),
@@ -160,6 +161,7 @@ Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
   if (entry.has_slots) brain_.remove_model(entry.model->id());
   grace_.model_gone(entry.model->id());
   uses_.remove_model(entry.model->id());
+  shadows_.stop(entry.model->id());
   files->assign(entry.model->files().begin(), entry.model->files().end());
   // Unmapping and unpinning a hundred gigabytes takes tens of seconds: the queue's thread lets go of it.
   Pending pending;

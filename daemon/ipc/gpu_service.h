@@ -23,6 +23,7 @@
 #include "daemon/ipc/reads.h"
 #include "daemon/ipc/routing_tap.h"
 #include "daemon/ipc/session.h"
+#include "daemon/ipc/shadows.h"
 #include "daemon/ipc/upload_budget.h"
 #include "daemon/ipc/use_counts.h"
 #include "daemon/ipc/warm_start.h"
@@ -35,7 +36,8 @@ class GpuService {
  public:
   // gpus: of list_gpus; those that config leaves out are dropped. `no_gpu_reason`: why there is none.
   GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> gpus, std::string no_gpu_reason,
-             ReadTable& reads, RoutingTaps& taps, const PolicyLibraries& libraries, UseCounts& uses);
+             ReadTable& reads, RoutingTaps& taps, const PolicyLibraries& libraries, UseCounts& uses,
+             Shadows& shadows);
   ~GpuService();
   GpuService(const GpuService&) = delete;
   GpuService& operator=(const GpuService&) = delete;
@@ -55,6 +57,10 @@ class GpuService {
   Result<std::uint64_t> prewarm(ModelId model, const UseList& list);
   // kNotFound, kInvalid (in use). files: to be removed from the SSD tier.
   Status drop_model(std::uint32_t id, std::vector<FileId>* files);
+  // Device slots by layer, and the policy; no layers: there are none yet.
+  [[nodiscard]] ModelShape shape(ModelId model) const;
+  [[nodiscard]] Brain& brain() { return brain_; }
+  [[nodiscard]] const Brain& brain() const { return brain_; }
   bool drop_idle_model(std::vector<FileId>* files);
   void load_done(const ReadTable::BulkDone& done);
   // All of them or none.
@@ -96,6 +102,7 @@ class GpuService {
   void tell_costs(Entry& entry, std::uint64_t now_ns);
   void churn(Entry& entry);
   void start_prewarm(Entry& entry);
+  [[nodiscard]] static ModelShape shape_of(const Entry& entry);
   void check_all_resident(Entry& entry);
   void watch_stalls(std::uint64_t now_ns);
   void carry_out_commands();
@@ -108,6 +115,7 @@ class GpuService {
   ReadTable& reads_;
   RoutingTaps& taps_;
   UseCounts& uses_;
+  Shadows& shadows_;
   std::vector<std::unique_ptr<Device>> devices_;
   std::map<std::uint32_t, std::unique_ptr<Entry>> models_;
   std::map<std::uint64_t, std::unique_ptr<Lane>> lanes_;  // by key: session id * lanes + index

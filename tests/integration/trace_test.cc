@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "bench/replay/belady.h"
 #include "bench/replay/replayer.h"
 #include "bench/replay/slot_choice.h"
 #include "client/ctl/record.h"
@@ -157,6 +158,61 @@ TEST_P(TraceTest, ReplayCountsWhatTheDaemonCounted) {
                                      .n_slots = std::vector<std::uint32_t>(kLayers, 8)});
   ASSERT_TRUE(other);
   EXPECT_NE(other->layers[0].hits, model.layers[0].hits);
+}
+
+TEST_P(TraceTest, ChallengersCountWhatTheReplayCounts) {
+  ASSERT_TRUE(daemon_->register_model({model_path_}));
+  const std::vector<std::string> challengers = {"slru:probation=20", "ewma", "learned"};
+  ASSERT_TRUE(daemon_->shadow_policies(0, challengers));
+  const std::string path = folder_ / "trace.csv.zst";
+  std::atomic<int> code = -1;
+  std::thread recorder([&] {
+    ctl::ControlClient client(folder_ / "control.sock", std::chrono::seconds(10));
+    code = ctl::record_trace(client, {.json = true}, {.path = path});
+  });
+  while (!recording_runs()) std::this_thread::yield();
+  decode(3);
+  while (!daemon_->sessions().empty()) std::this_thread::yield();  // every record was taken up
+  ctl::stop_recording();
+  recorder.join();
+  ASSERT_EQ(code, 0);
+
+  const auto compared = daemon_->compare_policies(0);
+  ASSERT_TRUE(compared) << compared.error().text;
+  EXPECT_EQ(compared->dropped, 0u);
+  EXPECT_EQ(compared->forgotten, 0u);
+  ASSERT_EQ(compared->policies.size(), 1 + challengers.size());
+  const auto trace = replay::Trace::read(path, {});
+  ASSERT_TRUE(trace) << trace.error().text;
+  const auto order = replay::interleave(*trace, 1);
+  ASSERT_TRUE(order);
+  const std::vector<std::uint32_t> n_slots(kLayers, 9);
+  for (std::size_t i = 0; i < challengers.size(); ++i) {
+    const auto result = replay::replay(
+        *trace, *order, {.mode = replay::Mode::kPool, .policy = challengers[i], .n_slots = n_slots});
+    ASSERT_TRUE(result) << result.error().text;
+    for (std::uint32_t l = 0; l < kLayers; ++l) {
+      const PolicyScore& score = compared->layers[l].policies[i + 1];
+      EXPECT_EQ(score.lookups, result->layers[l].lookups) << challengers[i] << ", layer " << l;
+      EXPECT_EQ(score.hits, result->layers[l].hits) << challengers[i] << ", layer " << l;
+      EXPECT_EQ(score.uploads, result->layers[l].insertions) << challengers[i] << ", layer " << l;
+      EXPECT_EQ(score.window_hits, score.hits) << challengers[i] << ", layer " << l;
+      EXPECT_GT(score.hits, 0u);
+    }
+  }
+  // The live policy by its own counters, and who knows the future by the replay's.
+  const ModelReport model = daemon_->models().front();
+  std::uint64_t best = 0;
+  for (std::uint32_t l = 0; l < kLayers; ++l) {
+    EXPECT_EQ(compared->layers[l].policies[0].hits, model.layers[l].hits);
+    EXPECT_EQ(compared->layers[l].policies[0].window_hits, model.layers[l].hits);
+    EXPECT_EQ(compared->layers[l].window_lookups, model.layers[l].lookups);
+    best += compared->layers[l].belady_hits;
+  }
+  EXPECT_EQ(best, replay::replay_belady(*trace, *order, {.bypass = true, .n_slots = n_slots}).total().hits);
+
+  ASSERT_TRUE(daemon_->shadow_policies(0, {}));
+  EXPECT_FALSE(daemon_->compare_policies(0));
 }
 
 INSTANTIATE_TEST_SUITE_P(Registry, TraceTest, testing::ValuesIn(policy_names()),

@@ -45,6 +45,26 @@ class FakeDaemon final : public DaemonControl {
     if (path != "/counts") return Fault{FaultCode::kNotFound, path + ": it is not there"};
     return PrewarmReport{.model = model, .layers = 3, .experts = 24};
   }
+  Result<std::uint32_t> shadow_policies(std::uint32_t model, const std::vector<std::string>& specs) override {
+    challengers = specs;
+    return model == 0 ? 1 : model;
+  }
+  Result<PolicyComparison> compare_policies(std::uint32_t model) override {
+    if (challengers.empty()) return Fault{FaultCode::kInvalid, "no challengers"};
+    PolicyComparison comparison;
+    comparison.model = model;
+    comparison.policies = {"slru", challengers.front()};
+    LayerComparison& layer = comparison.layers.emplace_back();
+    layer.block = 5;
+    layer.window_lookups = 100;
+    layer.belady_hits = 90;
+    layer.policies = {
+        {.lookups = 100, .hits = 60, .uploads = 40, .link_experts = 40, .window_hits = 60, .covered = 50},
+        {.lookups = 100, .hits = 70, .uploads = 10, .link_experts = 40, .window_hits = 70, .covered = 55}};
+    comparison.advice = {"take the other"};
+    return comparison;
+  }
+  std::vector<std::string> challengers;
   Result<RoutingRecording> open_recording(std::uint32_t model) override {
     if (fault) return *fault;
     if (model_reports.empty()) return Fault{FaultCode::kNotFound, "no model " + std::to_string(model)};

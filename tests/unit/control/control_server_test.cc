@@ -134,6 +134,24 @@ TEST_F(ControlServerTest, PassesChangesOn) {
   EXPECT_EQ(registered.model(), 9u);
   EXPECT_THAT(daemon_.registered, ElementsAre("/a", "/b"));
 
+  control::v1::ComparePoliciesRequest compare;
+  compare.set_model(2);
+  control::v1::PolicyComparison compared;
+  EXPECT_EQ(call(&Control::Stub::ComparePolicies, compare, &compared).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  control::v1::ShadowPoliciesRequest shadow;
+  shadow.add_specs("ewma");
+  control::v1::ShadowPoliciesResponse shadowed;
+  ASSERT_TRUE(call(&Control::Stub::ShadowPolicies, shadow, &shadowed).ok());
+  EXPECT_EQ(shadowed.model(), 1u);
+  EXPECT_THAT(daemon_.challengers, ElementsAre("ewma"));
+  ASSERT_TRUE(call(&Control::Stub::ComparePolicies, compare, &compared).ok());
+  EXPECT_THAT(compared.policies(), ElementsAre("slru", "ewma"));
+  EXPECT_EQ(compared.layers(0).block(), 5u);
+  EXPECT_EQ(compared.layers(0).belady_hits(), 90u);
+  EXPECT_EQ(compared.layers(0).policies(1).covered(), 55u);
+  EXPECT_THAT(compared.advice(), ElementsAre("take the other"));
+
   control::v1::PrewarmRequest prewarm;
   prewarm.set_path("counts");
   control::v1::PrewarmResponse prewarmed;

@@ -343,7 +343,11 @@ void run_lane(Stress& stress, std::uint32_t index) {
         fresh = take_views(stress);
       } while (generation != moecached_gpu_model_generation(stress.model));
       CUDA_OK(cudaStreamSynchronize(stream));
-      CUDA_OK(cudaMemcpy(views, fresh.data(), fresh.size() * sizeof(LayerView), cudaMemcpyHostToDevice));
+      // In the lane's own stream: a plain copy of so little returns before it is done, and this stream does not
+      // wait for the one that it is on.
+      CUDA_OK(cudaMemcpyAsync(views, fresh.data(), fresh.size() * sizeof(LayerView), cudaMemcpyHostToDevice,
+                              stream));
+      CUDA_OK(cudaStreamSynchronize(stream));
     }
     const bool prefill = epoch % 50 == 49;
     EpochShape shape{};

@@ -250,7 +250,9 @@ class CudaGpu final : public Gpu {
     auto context = use_context();
     if (!context) return std::move(context).error();
     const CudaContext::Use use(**context);
-    const CUresult result = cu_.cuMemcpyHtoD(address, source.data(), source.size());
+    CUresult result = cu_.cuMemcpyHtoD(address, source.data(), source.size());
+    // From memory that is not pinned it returns when the source may be used again, which is earlier.
+    if (result == CUDA_SUCCESS) result = cu_.cuStreamSynchronize(nullptr);
     if (result != CUDA_SUCCESS) return cu_.fault("writing GPU memory", result);
     return ok();
   }

@@ -29,6 +29,7 @@ TRACE = ROOT.parent / "shared/data/traces/synth_qwen3-30b-a3b_k8.csv.zst"
 
 # Where in the walk each figure is taken. The measured part is new to the cache: the circle is not closed within one daemon.
 WARM_TOKENS, DECODE_TOKENS = 400, 800
+POLICY_PERCENTS = (12.5, 25)  # of slots, where policies are compared
 PAIR_WARM_TOKENS, PAIR_TOKENS = 300, 400
 IDENTITY_PROMPT, IDENTITY_TOKENS = 8, 96  # batches of more than 8 tokens take kernels whose sums depend on the number of slots
 START_S, STOP_S = 120, 60
@@ -140,6 +141,12 @@ class Daemon(Process):
         if done.returncode != 0:
             raise Failed(f"moecachectl stats: {done.stdout}{done.stderr}")
         return json.loads(done.stdout)
+
+    def set_policy(self, policy):
+        done = subprocess.run([*self.ctl, "policy", "set", "gpu" if self.bench.options.slots_flag.startswith("--gpu") else "ram", policy],
+                              capture_output=True, text=True, timeout=30)
+        if done.returncode != 0:
+            raise Failed(f"moecachectl policy set {policy}: {done.stdout}{done.stderr}")
 
     def status(self):
         done = subprocess.run([*self.ctl, "status"], capture_output=True, text=True, timeout=30)
@@ -355,9 +362,15 @@ class Bench:
             self.keep(f"{key}.upload_bytes_per_s", delta.upload_bytes / delta.upload_s)
 
     def fill(self, daemon, server):
-        """The rate of uploads with nothing else on the link: a few tokens make the daemon fill all slots, then nobody computes."""
-        server.decode(0, 4)
+        """The rate of uploads with nothing else on the link: the server's warm-up makes the daemon fill all slots, and nobody computes meanwhile. A
+        token that misses everywhere would take the link for 20 ms."""
+        end = time.monotonic() + 5
         filled = parse_stats(daemon.stats())
+        while not filled.upload_bytes and time.monotonic() < end:
+            time.sleep(0.1)
+            filled = parse_stats(daemon.stats())
+        if not filled.upload_bytes:  # no warm-up, or none that was logged
+            server.decode(0, 1)
         while True:
             time.sleep(0.5)
             before, filled = filled, parse_stats(daemon.stats())
@@ -452,6 +465,30 @@ class Bench:
         if lookups:
             self.keep(f"{key}.hit", sum(delta.hits for delta in deltas) / lookups)
 
+    def policies(self, percent):
+        """The default policy and LRU over the same walk, and what of the default's hits a long prompt leaves. The default goes first: what LRU
+        finds when it takes over it has replaced after the warm-up, the default would remember more."""
+        key = f"policy {percent}%"
+        tail = self.decode_tokens // 4
+        end = self.warm_tokens + self.decode_tokens
+
+        def decode_hits(first, n):
+            before = daemon.counters()
+            server.decode(first, n)
+            return hit_rate(grown(before, daemon.counters()))
+
+        with Daemon(self, percent, f"daemon {key}") as daemon, Server(self, f"server {key}", daemon=daemon) as server:
+            server.decode(0, self.warm_tokens)
+            self.measured_decode(daemon, server, f"{key}.default")
+            self.keep(f"{key}.no_prompt_hit", decode_hits(end, tail))
+            server.decode(self.warm_tokens, self.decode_tokens)
+            server.prompt_rate(2048, 1)
+            self.keep(f"{key}.prompt_hit", decode_hits(end, tail))
+            for policy in ("lru", *self.options.policies):
+                daemon.set_policy(policy)
+                server.decode(0, self.warm_tokens)
+                self.measured_decode(daemon, server, f"{key}.{policy}")
+
     def no_upload(self):
         with Daemon(self, 10, "daemon no upload", shlex.split(self.options.no_upload_args)) as daemon, \
                 Server(self, "server no upload", daemon=daemon) as server:
@@ -471,6 +508,8 @@ class Bench:
         self.step("75", 35, lambda: self.slots(75))
         if self.options.no_upload_args:
             self.step("no-upload", 50, self.no_upload)
+        for percent in POLICY_PERCENTS:
+            self.step(f"policy-{percent}", 70, lambda percent=percent: self.policies(percent), "policy")
 
     # -- the table
     def why(self, *steps):
@@ -534,6 +573,22 @@ class Bench:
             self.row(name, None, ">= 10", None, self.why("50", "25"))
         self.ratio("two processes, one pool / two private pools: total t/s", "shared.total", "private.total", 1.2, ("50", "25"))
 
+    def policy_rows(self):
+        m = self.measured
+        for percent in POLICY_PERCENTS:
+            key, step = f"policy {percent}%", f"policy-{percent}"
+            for policy in ("lru", *self.options.policies):
+                self.ratio(f"decode, default policy / {policy}, {percent} % slots", f"{key}.default.decode", f"{key}.{policy}.decode", 1, (step,))
+                hits = m.get(f"{key}.default.hit"), m.get(f"{key}.{policy}.hit")
+                if None not in hits:
+                    self.rows[-1]["note"] += f"; hits {100 * hits[0]:.1f} vs {100 * hits[1]:.1f} %"
+            name = f"decode hits behind a prompt of 2048 / without it, {percent} % slots"
+            still, behind = m.get(f"{key}.no_prompt_hit"), m.get(f"{key}.prompt_hit")
+            if not still or behind is None:
+                self.row(name, None, ">= 0.95", None, self.why(step))
+            else:
+                self.row(name, behind / still, ">= 0.95", behind / still >= 0.95, f"{100 * behind:.1f} vs {100 * still:.1f} % of the same tokens")
+
     def attach_rows(self):
         m = self.measured
         for name, key, goal in (("second process attaching: seconds", "attach.seconds", 1), ("second process attaching: bytes read", "attach.bytes_read", 0),
@@ -573,6 +628,7 @@ class Bench:
         self.ratio("prompt 2048, 25 % slots / --cpu-moe", "25%.prompt2048", "cpu-moe.prompt2048", 4, ("25", "cpu-moe"))
         self.upload_rows()
         self.two_rows()
+        self.policy_rows()
         self.attach_rows()
         self.identity_rows()
         walked = not self.left_the_walk
@@ -607,7 +663,7 @@ def main():
     parser.add_argument("--build", required=True, help="this project's build folder")
     parser.add_argument("--model-dir", required=True, help="where the model is made (about 19 GB) or found again, and logs go")
     parser.add_argument("--trace", default=str(TRACE))
-    parser.add_argument("--only", help="comma-separated steps: dma,stock,25,cpu-moe,50,100,10,ncmoe,75,no-upload,two,attach")
+    parser.add_argument("--only", help="comma-separated steps: dma,stock,25,cpu-moe,50,100,10,ncmoe,75,no-upload,two,attach,policy")
     parser.add_argument("--quick", action="store_true", help="an eighth of the tokens, for trying the benchmark itself")
     parser.add_argument("--seconds", type=float, default=600, help="of the whole run: a step without enough time left is not begun (600)")
     parser.add_argument("--step-seconds", type=float, default=90, help="longest that one completion may take (90)")
@@ -620,6 +676,7 @@ def main():
     parser.add_argument("--daemon-args", default="--ssd-direct=false", help="more arguments of every daemon (--ssd-direct=false)")
     parser.add_argument("--slots-flag", default="--gpu-slots", help="daemon flag that takes the share of slots; --slots on a machine without a GPU")
     parser.add_argument("--no-upload-args", default="--gpu-max-slowdown=0", help="daemon arguments that stop uploads: without them the slowdown is not measured (--gpu-max-slowdown=0)")
+    parser.add_argument("--policies", type=lambda text: text.split(","), default=[], help="more policies than lru to compare the default with, after commas")
     parser.add_argument("--dma-gbps", type=float, help="instead of measuring the pinned copy rate")
     options = parser.parse_args()
     options.json = options.json or str(Path(options.model_dir) / "e2e.json")

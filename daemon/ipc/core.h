@@ -78,6 +78,7 @@ class Core {
   // The same for a model on a GPU; in between, GpuModel::create allocates.
   struct GpuModelFiles {
     std::shared_ptr<GpuModel> existing;
+    std::shared_ptr<ExpertRam> ram;  // of the same model on another GPU; or null
     ModelFiles files;
     ModelId id;  // for the model to be made
   };

@@ -167,6 +167,7 @@ Result<Core::GpuModelFiles> Core::begin_gpu_model(std::vector<UniqueFd> shards, 
   }
   out.existing = gpu_.find_model(out.files.identity, gpu);
   if (out.existing) return out;
+  out.ram = gpu_.find_ram(out.files.identity);
   if (models_.size() + gpu_.n_models() >= config_.max_models) {
     if (!drop_idle_gpu_model()) {
       return Fault{FaultCode::kLimit,

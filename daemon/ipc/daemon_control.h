@@ -136,7 +136,8 @@ class DaemonControl {
   virtual Result<PrewarmReport> prewarm(std::uint32_t model, const std::string& path) = 0;
   // Challengers of a model's policy, in place of earlier ones; none: it has no more. model 0: the only one
   // there is; the answer says which. kNotFound, kInvalid.
-  virtual Result<std::uint32_t> shadow_policies(std::uint32_t model, const std::vector<std::string>& specs) = 0;
+  virtual Result<std::uint32_t> shadow_policies(std::uint32_t model,
+                                                const std::vector<std::string>& specs) = 0;
   virtual Result<PolicyComparison> compare_policies(std::uint32_t model) = 0;
   // Whoever opens a recording reads its tap and closes it. model 0: the only one there is. kNotFound,
   // kInvalid (several), kLimit.

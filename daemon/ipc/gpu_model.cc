@@ -49,33 +49,28 @@ GpuModel::GpuModel(Parameters parameters, ModelId id, Gpu& gpu)
     for (const PartLayout& part : layer.parts) bytes += part.expert_bytes;
     expert_bytes_.push_back(bytes);
     experts_.emplace_back(wanted_[l], UINT32_MAX);
-    loads_left += layer.parts.size() * ((layer.n_experts + kMaxPartReads - 1) / kMaxPartReads);
   }
   n_slots_.assign(p_.layout.layers.size(), 0);
   backed_.assign(parts, 0);
 }
 
 Status GpuModel::allocate() {
-  for (std::size_t l = 0; l < plans_.size(); ++l) {
-    for (const GpuPartPlan& part : plans_[l].parts) {
-      auto host = gpu_.create_host_memory(part.host_bytes);
-      if (!host) return std::move(host).error();
-      host_bytes_ += (*host)->bytes().size();
-      // What no expert covers is read past the ends of rows: the driver clears its memory, a memfd is zero.
-      host_.push_back(*std::move(host));
-      if (part.device_bytes == 0) {
-        device_.emplace_back();
-        continue;
-      }
+  if (p_.ram && p_.ram->fits(plans_) && p_.ram->open_to(gpu_)) ram_ = p_.ram;
+  p_.ram.reset();
+  if (!ram_) {
+    auto ram = ExpertRam::create(gpu_, plans_);
+    if (!ram) return std::move(ram).error();
+    ram_ = *std::move(ram);
+    for (const LayerLayout& layer : p_.layout.layers)
+      ram_->loads_left += layer.parts.size() * ((layer.n_experts + kMaxPartReads - 1) / kMaxPartReads);
+  }
+  for (const GpuLayerPlan& plan : plans_) {
+    for (const GpuPartPlan& part : plan.parts) {
+      device_.emplace_back();
+      if (part.device_bytes == 0) continue;
       auto device = gpu_.reserve(part.device_bytes);
       if (!device) return std::move(device).error();
-      device_.push_back(*std::move(device));
-    }
-  }
-  for (const auto& host : host_) {
-    if (host->kind() != host_.front()->kind()) {
-      return Fault{FaultCode::kSystem,
-                   "shareable pinned memory ran out half-way: " + gpu_.host_memory_fallback()};
+      device_.back() = *std::move(device);
     }
   }
   return ok();
@@ -83,7 +78,7 @@ Status GpuModel::allocate() {
 
 Status GpuModel::write_segment() {
   const std::size_t n_layers = p_.layout.layers.size();
-  const std::size_t n_parts = host_.size();
+  const std::size_t n_parts = ram_->n_parts();
   const std::size_t n_chunks_max = n_parts * kGrowthsMax;
   std::size_t n_entries = 0;
   std::uint32_t n_experts_max = 0;
@@ -197,7 +192,7 @@ moecached_shm_layer& GpuModel::layer_words(LayerIndex layer) const {
 std::byte* GpuModel::host_slot(LayerIndex layer, std::size_t part, ExpertIndex expert) const {
   const std::uint64_t offset = (std::uint64_t{plans_[layer.value].host_first} + expert.value) *
                                p_.layout.layers[layer.value].parts[part].expert_bytes;
-  return host_[first_part_[layer.value] + part]->bytes().data() +
+  return ram_->part(first_part_[layer.value] + static_cast<std::uint32_t>(part)) +
          (offset - plans_[layer.value].parts[part].device_bytes);
 }
 
@@ -291,11 +286,6 @@ std::uint32_t GpuModel::expert_in(LayerIndex layer, std::int32_t slot) const {
   const std::uint32_t first = plans_[layer.value].host_first;
   if (index < first || index - first >= p_.layout.layers[layer.value].n_experts) return UINT32_MAX;
   return index - first;
-}
-
-Result<UniqueFd> GpuModel::share_host(std::uint32_t part) const {
-  CHECK(part < host_.size());
-  return host_[part]->share();
 }
 
 Result<UniqueFd> GpuModel::share_chunk(std::uint32_t chunk) const {

@@ -14,6 +14,7 @@
 
 #include "daemon/base/ids.h"
 #include "daemon/base/result.h"
+#include "daemon/ipc/expert_ram.h"
 #include "daemon/ipc/gpu_layout.h"
 #include "daemon/ipc/reads.h"
 #include "daemon/model/model_layout.h"
@@ -34,6 +35,7 @@ class GpuModel {
     ModelLayout layout;
     SlotsSpec slots;
     std::uint64_t boot_epoch = 0;
+    std::shared_ptr<ExpertRam> ram;  // of the model on another GPU, to be shared; or null
   };
   // kLimit: the text says how much pinned memory was asked for. Blocks for seconds.
   static Result<std::shared_ptr<GpuModel>> create(Parameters parameters, ModelId id, Gpu& gpu);
@@ -48,12 +50,12 @@ class GpuModel {
   [[nodiscard]] const std::vector<GpuLayerPlan>& plans() const { return plans_; }
   [[nodiscard]] std::span<const std::uint32_t> n_slots() const { return n_slots_; }  // device slots, by layer
   [[nodiscard]] const std::vector<std::uint32_t>& wanted() const { return wanted_; }
-  [[nodiscard]] std::uint64_t host_bytes() const { return host_bytes_; }
   [[nodiscard]] std::uint64_t device_bytes() const { return device_bytes_; }  // backed
   [[nodiscard]] std::uint64_t expert_bytes(LayerIndex layer) const { return expert_bytes_[layer.value]; }
   [[nodiscard]] int segment_fd() const { return segment_.fd(); }
   [[nodiscard]] std::uint64_t segment_bytes() const { return segment_.bytes().size(); }
-  [[nodiscard]] moecached_host_memory host_memory_kind() const { return host_.front()->kind(); }
+  [[nodiscard]] ExpertRam& ram() const { return *ram_; }
+  [[nodiscard]] const std::shared_ptr<ExpertRam>& shared_ram() const { return ram_; }
   [[nodiscard]] std::uint64_t log_bytes_per_lane() const { return gpu_words().log_bytes_per_lane; }
   [[nodiscard]] const moecached_shm_gpu& log_geometry() const { return gpu_words(); }
 
@@ -83,10 +85,10 @@ class GpuModel {
   [[nodiscard]] std::uint32_t expert_in(LayerIndex layer, std::int32_t slot) const;
 
   // -- handles for clients, any thread
-  Result<UniqueFd> share_host(std::uint32_t part) const;
+  Result<UniqueFd> share_host(std::uint32_t part) const { return ram_->share(part); }
   Result<UniqueFd> share_chunk(std::uint32_t chunk) const;
   Result<UniqueFd> share_table() const { return table_memory_->share(0); }
-  [[nodiscard]] std::uint32_t n_parts() const { return static_cast<std::uint32_t>(host_.size()); }
+  [[nodiscard]] std::uint32_t n_parts() const { return ram_->n_parts(); }
   [[nodiscard]] std::uint32_t n_chunks() const;
 
   struct LayerUse {  // of slots that lanes reported
@@ -96,7 +98,6 @@ class GpuModel {
   // Core loop.
   std::uint32_t sessions = 0;
   std::uint64_t last_used = 0;
-  std::uint64_t loads_left = 0;
   std::uint64_t bytes_loaded = 0;
   std::uint64_t bytes_uploaded = 0;
   std::uint64_t bytes_in_place = 0;  // read over the link by kernels
@@ -123,14 +124,14 @@ class GpuModel {
   std::vector<std::uint32_t> wanted_;
   std::vector<std::uint32_t> first_part_, table_first_;
   std::vector<std::uint64_t> expert_bytes_;
-  std::vector<std::unique_ptr<GpuHostMemory>> host_;  // by part over all layers
-  std::vector<std::unique_ptr<GpuRange>> device_;     // likewise; null: no addresses for device slots
+  std::shared_ptr<ExpertRam> ram_;
+  std::vector<std::unique_ptr<GpuRange>>
+      device_;  // by part over all layers; null: no addresses for device slots
   std::unique_ptr<GpuRange> table_memory_;
   Memfd segment_;
   std::uint64_t gpu_offset_ = 0, layers_offset_ = 0;
   std::int32_t* table_ = nullptr;  // the replica
   moecached_load_state load_state_ = MOECACHED_LOADING;
-  std::uint64_t host_bytes_ = 0;
   std::atomic<std::uint64_t> device_bytes_{0};
   std::vector<std::uint64_t> backed_;  // by part over all layers; grow's own
   std::vector<std::uint32_t> n_slots_;
@@ -152,7 +153,7 @@ void GpuModel::for_each_load(Visit visit) const {
                          .bytes = part.expert_bytes,
                          .destination = host_slot(LayerIndex(l), p, ExpertIndex(e)),
                          .direct = false,
-                         .staged = host_[first_part_[l] + p]->kind() == MOECACHED_HOST_MEMORY_VMM});
+                         .staged = ram_->kind() == MOECACHED_HOST_MEMORY_VMM});
         if (batch.size() < kMaxPartReads && e + 1 < layer.n_experts) continue;
         visit(std::span<const PartRead>(batch));
         batch.clear();

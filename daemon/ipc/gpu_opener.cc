@@ -97,7 +97,8 @@ Result<std::shared_ptr<GpuModel>> GpuOpener::make_model(Request& request) {
                                 .files = begun->files.files,
                                 .layout = *layout,
                                 .slots = config_.gpu.slots,
-                                .boot_epoch = boot_epoch_},
+                                .boot_epoch = boot_epoch_,
+                                .ram = begun->ram},
                                begun->id, **gpu);
     } while (!model && model.error().code == FaultCode::kLimit &&
              core_.call([](Core& core) { return core.drop_idle_gpu_model(); }));

@@ -1,5 +1,7 @@
 // What GpuService tells the control plane.
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "daemon/ipc/gpu_service_state.h"
 #include "daemon/platform/clock.h"
@@ -7,6 +9,7 @@
 namespace moecached {
 
 void GpuService::report(std::vector<ModelReport>* models) const {
+  std::vector<const ExpertRam*> counted;
   for (const auto& [id, entry] : models_) {
     const GpuModel& model = *entry->model;
     ModelReport& out = models->emplace_back();
@@ -18,8 +21,11 @@ void GpuService::report(std::vector<ModelReport>* models) const {
     out.sessions = model.sessions;
     out.n_expert_used = model.layout().n_expert_used;
     out.expert_bytes_total = model.layout().expert_bytes_total;
-    out.pool_bytes = model.host_bytes();
-    out.pool_bytes_backed = model.host_bytes();
+    // Held once, so counted once: with the model that was there first.
+    if (std::ranges::find(counted, &model.ram()) == counted.end()) {
+      counted.push_back(&model.ram());
+      out.pool_bytes = out.pool_bytes_backed = model.ram().bytes();
+    }
     out.device_bytes = model.device_bytes();
     out.changed_on_disk = model.changed_on_disk;
     out.loading = model.load_state() == MOECACHED_LOADING;

@@ -19,6 +19,12 @@ bool is_set(const char* name) {
   return value != nullptr && *value == '1';
 }
 
+// For sessions to come: the same files, and nothing went wrong with them.
+bool is_usable(const GpuModel& model, std::span<const FileIdentity> identity) {
+  return !model.changed_on_disk && model.load_state() != MOECACHED_LOAD_FAILED &&
+         std::ranges::equal(model.identity(), identity);
+}
+
 }  // namespace
 
 // -------------------------------------------------------------------------------------------------- set up
@@ -78,10 +84,14 @@ GpuService::Entry* GpuService::find_entry(ModelId id) {
 std::shared_ptr<GpuModel> GpuService::find_model(std::span<const FileIdentity> identity,
                                                  const GpuId& gpu) const {
   for (const auto& [id, entry] : models_) {
-    const GpuModel& model = *entry->model;
-    const bool usable = !model.changed_on_disk && model.load_state() != MOECACHED_LOAD_FAILED;
-    if (usable && model.gpu().id() == gpu && std::ranges::equal(model.identity(), identity))
-      return entry->model;
+    if (entry->model->gpu().id() == gpu && is_usable(*entry->model, identity)) return entry->model;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<ExpertRam> GpuService::find_ram(std::span<const FileIdentity> identity) const {
+  for (const auto& [id, entry] : models_) {
+    if (is_usable(*entry->model, identity)) return entry->model->shared_ram();
   }
   return nullptr;
 }
@@ -114,9 +124,15 @@ Status GpuService::add_model(const std::shared_ptr<GpuModel>& model, const WarmS
   for (const LayerLayout& layer : model->layout().layers) {
     if (marks_.size() < layer.n_experts) marks_.resize(layer.n_experts);
   }
-  model->for_each_load([&](std::span<const PartRead> parts) {
-    reads_.start(BulkRead{.owner = model, .tag = model->id().value}, parts);
-  });
+  const bool shared = std::ranges::any_of(
+      models_, [&](const auto& other) { return other.second->model->shared_ram() == model->shared_ram(); });
+  if (!shared) {
+    model->for_each_load([&](std::span<const PartRead> parts) {
+      reads_.start(BulkRead{.owner = model, .tag = model->id().value}, parts);
+    });
+  } else if (model->ram().state != MOECACHED_LOADING) {  // else with the one that loads it
+    model->set_load_state(model->ram().state);
+  }
   uses_.add_model(model->id(), warm.key, model->name(), shapes_of(model->layout()), warm.lists);
   if (!warm.lists.empty()) entry->warm = sum_of(warm.lists);
   models_[model->id().value] = std::move(entry);
@@ -127,19 +143,28 @@ void GpuService::load_done(const ReadTable::BulkDone& done) {
   Entry* entry = find_entry(ModelId(static_cast<std::uint32_t>(done.read.tag)));
   if (entry == nullptr) return;
   GpuModel& model = *entry->model;
-  --model.loads_left;
-  if (model.load_state() != MOECACHED_LOADING) return;
+  ExpertRam& ram = model.ram();
+  --ram.loads_left;
+  if (ram.state != MOECACHED_LOADING) return;
+  const auto set_state = [&](moecached_load_state state) {
+    ram.state = state;
+    for (const auto& [id, other] : models_) {
+      if (&other->model->ram() != &ram) continue;
+      other->model->changed_on_disk = done.result == ReadResult::kFileChanged;
+      other->model->set_load_state(state);
+    }
+  };
   if (done.result != ReadResult::kOk) {
-    model.changed_on_disk = done.result == ReadResult::kFileChanged;
-    model.set_load_state(MOECACHED_LOAD_FAILED);
     spdlog::error("model {} ({}): loading failed: {}", model.id().value, model.name(),
-                  model.changed_on_disk ? "the file was changed meanwhile" : "the file cannot be read");
+                  done.result == ReadResult::kFileChanged ? "the file was changed meanwhile"
+                                                          : "the file cannot be read");
+    set_state(MOECACHED_LOAD_FAILED);
     return;
   }
   model.bytes_loaded += done.bytes;
-  if (model.loads_left > 0) return;
+  if (ram.loads_left > 0) return;
   if (test_spoil_) model.spoil_for_test();
-  model.set_load_state(MOECACHED_COVERED);
+  set_state(MOECACHED_COVERED);
   const double seconds = static_cast<double>(monotonic_ns() - entry->load_begun_ns) * 1e-9;
   spdlog::info("model {} ({}): {} MiB of experts in pinned memory after {:.1f} s", model.id().value,
                model.name(), model.bytes_loaded >> 20, seconds);
@@ -154,7 +179,7 @@ Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
                                           std::to_string(entry.model->sessions) +
                                           " session(s); stop them first"};
   }
-  if (entry.growth == Entry::Growth::kAllocating || entry.model->loads_left > 0) {
+  if (entry.growth == Entry::Growth::kAllocating || entry.model->ram().loads_left > 0) {
     return Fault{FaultCode::kInvalid,
                  "model " + std::to_string(id) + " is being loaded; try again when it is done"};
   }
@@ -178,7 +203,7 @@ Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
 bool GpuService::drop_idle_model(std::vector<FileId>* files) {
   const Entry* oldest = nullptr;
   for (const auto& [id, entry] : models_) {
-    if (entry->model->sessions > 0 || entry->model->loads_left > 0 ||
+    if (entry->model->sessions > 0 || entry->model->ram().loads_left > 0 ||
         entry->growth == Entry::Growth::kAllocating)
       continue;
     if (oldest == nullptr || entry->model->last_used < oldest->model->last_used) oldest = entry.get();

@@ -48,6 +48,8 @@ class GpuService {
   // -- models
   [[nodiscard]] std::shared_ptr<GpuModel> find_model(std::span<const FileIdentity> identity,
                                                      const GpuId& gpu) const;
+  // The same model's RAM on any other GPU; null if there is none.
+  [[nodiscard]] std::shared_ptr<ExpertRam> find_ram(std::span<const FileIdentity> identity) const;
   [[nodiscard]] std::shared_ptr<GpuModel> find_model(std::uint32_t id) const;
   [[nodiscard]] std::size_t n_models() const { return models_.size(); }
   [[nodiscard]] bool has_devices() const { return !devices_.empty(); }

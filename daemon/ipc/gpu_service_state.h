@@ -46,7 +46,7 @@ struct GpuService::Entry {
   std::uint64_t growth_failed_ns = 0;
   std::string growth_note;  // why there are fewer slots than asked for
   std::string policy;
-  UseList warm;                  // what device slots are to begin with; empty: nothing is known
+  UseList warm;  // what device slots are to begin with; empty: nothing is known
   PrewarmPlan plan;
   bool has_slots = false;        // the brain knows the model
   std::uint32_t promotions = 0;  // under way, as of this turn

@@ -346,7 +346,7 @@ void HandleServer::gpu_opened(GpuOpener::Done& done) {
   moecached_handle_gpu_opened reply{};
   reply.header = header_of(MOECACHED_HANDLE_GPU_OPENED, sizeof reply, 3);
   reply.model_id = opened.model->id().value;
-  reply.host_memory = opened.model->host_memory_kind();
+  reply.host_memory = opened.model->ram().kind();
   reply.model_bytes = opened.model->segment_bytes();
   reply.log_bytes = opened.log->bytes().size();
   const int handles[] = {opened.model->segment_fd(), opened.log->fd(), opened.table.get()};

@@ -99,6 +99,8 @@ class Gpu {
   [[nodiscard]] virtual std::uint64_t granularity() const = 0;
   virtual Result<GpuMemoryInfo> memory_info() = 0;
   virtual Result<std::unique_ptr<GpuHostMemory>> create_host_memory(std::uint64_t bytes) = 0;
+  // Lets copies of this GPU read memory that another GPU's create_host_memory has made.
+  virtual Status open_host_memory(const GpuHostMemory& memory) = 0;
   virtual Result<std::unique_ptr<GpuRange>> reserve(std::uint64_t bytes) = 0;
   // Returns when the bytes are there.
   virtual Status write(std::uint64_t address, std::span<const std::byte> source) = 0;

@@ -238,6 +238,18 @@ class CudaGpu final : public Gpu {
     return std::unique_ptr<GpuHostMemory>(std::move(pinned));
   }
 
+  Status open_host_memory(const GpuHostMemory& memory) override {
+    if (memory.kind() != MOECACHED_HOST_MEMORY_VMM) return ok();  // registered as portable: for all contexts
+    auto context = use_context();
+    if (!context) return std::move(context).error();
+    const CudaContext::Use use(**context);
+    const CUmemAccessDesc access = read_write(CU_MEM_LOCATION_TYPE_DEVICE, device_);
+    const CUresult result = cu_.cuMemSetAccess(reinterpret_cast<CUdeviceptr>(memory.bytes().data()),
+                                               memory.bytes().size(), &access, 1);
+    if (result != CUDA_SUCCESS) return cu_.fault("reading another GPU's pinned memory", result);
+    return ok();
+  }
+
   Result<std::unique_ptr<GpuRange>> reserve(std::uint64_t bytes) override {
     auto context = use_context();
     if (!context) return std::move(context).error();

@@ -34,7 +34,7 @@ inline constexpr std::uint32_t kLayers = 3;
 // Environment that the daemon reads when it starts.
 class Variable {
  public:
-  explicit Variable(const char* name) : name_(name) { ::setenv(name, "1", 1); }
+  explicit Variable(const char* name, const char* value = "1") : name_(name) { ::setenv(name, value, 1); }
   ~Variable() { ::unsetenv(name_); }
   Variable(const Variable&) = delete;
   Variable& operator=(const Variable&) = delete;
@@ -43,11 +43,11 @@ class Variable {
   const char* name_;
 };
 
-inline GpuId first_gpu() {
+inline GpuId gpu_at(std::size_t ordinal) {
   std::string reason;
   const auto gpus = list_gpus(&reason);
-  EXPECT_FALSE(gpus.empty()) << reason;
-  return gpus.empty() ? GpuId{} : gpus.front()->id();
+  EXPECT_LT(ordinal, gpus.size()) << reason;
+  return ordinal < gpus.size() ? gpus[ordinal]->id() : GpuId{};
 }
 
 class GpuDaemonTest : public ::testing::Test {
@@ -99,11 +99,12 @@ class GpuDaemonTest : public ::testing::Test {
 
 class GpuClient {
  public:
-  GpuClient(const std::filesystem::path& folder, const std::filesystem::path& model) {
+  GpuClient(const std::filesystem::path& folder, const std::filesystem::path& model, int ordinal = 0)
+      : ordinal_(ordinal) {
     EXPECT_EQ(moecached_session_open((folder / "handle.sock").c_str(), "gpu-test", &session_), MOECACHED_OK)
         << moecached_last_error();
     const char* path = model.c_str();
-    const GpuId gpu = first_gpu();
+    const GpuId gpu = gpu_at(static_cast<std::size_t>(ordinal));
     EXPECT_EQ(moecached_gpu_model_open(session_, &path, 1, gpu.uuid.data(), &model_), MOECACHED_OK)
         << moecached_last_error();
     if (model_ == nullptr) return;
@@ -113,7 +114,7 @@ class GpuClient {
     cu_ = *driver;
     CUdevice device = 0;
     CUcontext context = nullptr;
-    cu_->cuDeviceGet(&device, 0);
+    cu_->cuDeviceGet(&device, ordinal);
     cu_->cuDevicePrimaryCtxRetain(&context, device);
     cu_->cuCtxPushCurrent(context);  // as in an engine's thread; a client stays on its thread
     cu_->cuEventCreate(&done_, CU_EVENT_DISABLE_TIMING);
@@ -129,7 +130,7 @@ class GpuClient {
     cu_->cuEventDestroy(logged_);
     CUcontext context = nullptr;
     cu_->cuCtxPopCurrent(&context);
-    cu_->cuDevicePrimaryCtxRelease(0);
+    cu_->cuDevicePrimaryCtxRelease(ordinal_);
   }
   GpuClient(const GpuClient&) = delete;
   GpuClient& operator=(const GpuClient&) = delete;
@@ -241,6 +242,7 @@ class GpuClient {
   moecached_session* session_ = nullptr;
   moecached_gpu_model* model_ = nullptr;
   moecached_gpu_lane* lane_ = nullptr;
+  const int ordinal_;
   const CudaDriver* cu_ = nullptr;
   CUevent done_ = nullptr, logged_ = nullptr;
   bool fetches_ = false;

@@ -355,7 +355,7 @@ TEST_F(GpuDaemonTest, UnknownGpuAndBrokenModelAreRefusedAndTheSessionGoesOn) {
   ASSERT_EQ(moecached_session_open((folder_ / "handle.sock").c_str(), "bad", &session), MOECACHED_OK);
   const char* path = bad.c_str();
   moecached_gpu_model* model = nullptr;
-  const GpuId gpu = first_gpu();
+  const GpuId gpu = gpu_at(0);
   EXPECT_EQ(moecached_gpu_model_open(session, &path, 1, gpu.uuid.data(), &model), MOECACHED_E_REFUSED);
   path = model_.c_str();
   EXPECT_EQ(moecached_gpu_model_open(session, &path, 1, gpu.uuid.data(), &model), MOECACHED_OK)

@@ -5,8 +5,9 @@
 // refuses too, new device memory holds 0xA5, and access rights are those of mprotect, so that a write through
 // a read-only mapping ends the process as it would on a GPU.
 //
-// Environment: SOFT_CUDA_UUID (32 hex digits, dashes allowed), SOFT_CUDA_VRAM (bytes, 256 MiB),
-// SOFT_CUDA_NO_HOST_NUMA=1 (no cuMemCreate of HOST_NUMA memory). Thread: any; one lock guards the tables.
+// Environment: SOFT_CUDA_DEVICES (1 to 8, 1), SOFT_CUDA_UUID (32 hex digits, dashes allowed: that of the
+// first device, the last digit counts up), SOFT_CUDA_VRAM (bytes of each, 256 MiB), SOFT_CUDA_NO_HOST_NUMA=1
+// (no cuMemCreate of HOST_NUMA memory). Thread: any; one lock guards the tables.
 #include "tests/support/soft_cuda/soft_cuda.h"
 
 #include <cuda.h>
@@ -16,12 +17,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -31,11 +35,13 @@ namespace {
 
 constexpr std::size_t kGranularity = std::size_t{2} << 20;
 constexpr int kFresh = 0xa5;
+constexpr int kDevicesMax = 8;
 
 struct Allocation {
   int fd = -1;
   std::size_t bytes = 0;
-  std::size_t counted = 0;  // against the VRAM of this process
+  std::size_t counted = 0;  // against the VRAM of a device, in this process
+  int device = 0;
   ~Allocation();
 };
 
@@ -47,12 +53,17 @@ struct Piece {  // of a reservation
 
 struct State {
   std::mutex mutex;
-  std::size_t vram_used = 0;
+  std::array<std::size_t, kDevicesMax> vram_used{};
   std::map<CUmemGenericAllocationHandle, std::shared_ptr<Allocation>> handles;
   CUmemGenericAllocationHandle next_handle = 1;
-  std::map<std::uintptr_t, std::size_t> reservations, linear, registered;
+  std::map<std::uintptr_t, std::size_t> reservations, registered;
+  struct Linear {
+    std::size_t bytes = 0;
+    int device = 0;
+  };
+  std::map<std::uintptr_t, Linear> linear;
   std::map<std::uintptr_t, Piece> pieces;
-  unsigned contexts = 0;  // references to the primary context
+  std::array<unsigned, kDevicesMax> contexts{};  // references to the primary context of each
   bool tracing = false;
   std::string trace;
   std::map<std::string, CUresult> failures;
@@ -65,14 +76,24 @@ State& state() {
 
 Allocation::~Allocation() {
   if (fd >= 0) ::close(fd);
-  state().vram_used -= counted;
+  state().vram_used[static_cast<std::size_t>(device)] -= counted;
 }
 
 struct Context {
-} primary;
+} primary[kDevicesMax];
 thread_local std::vector<CUcontext> current;
 
-CUcontext primary_context() { return reinterpret_cast<CUcontext>(&primary); }
+int n_devices() {
+  const char* text = std::getenv("SOFT_CUDA_DEVICES");
+  return text == nullptr ? 1 : std::clamp(std::atoi(text), 1, kDevicesMax);
+}
+
+CUcontext primary_context(CUdevice device) { return reinterpret_cast<CUcontext>(&primary[device]); }
+
+// REQUIRES: a context is current.
+std::size_t current_device() {
+  return static_cast<std::size_t>(reinterpret_cast<Context*>(current.back()) - primary);
+}
 
 std::size_t vram_total() {
   const char* text = std::getenv("SOFT_CUDA_VRAM");
@@ -93,7 +114,7 @@ std::string base_name(const char* function) {
   return name;
 }
 
-bool device_ok(CUdevice device) { return device == 0; }
+bool device_ok(CUdevice device) { return device >= 0 && device < n_devices(); }
 
 // Whether [at, at + bytes) lies within one entry.
 template <typename Map, typename Size>
@@ -145,14 +166,14 @@ void soft_cuda_fail_next(const char* function, int result) {
 
 unsigned long long soft_cuda_vram_used(void) {
   const std::lock_guard lock(state().mutex);
-  return state().vram_used;
+  return std::accumulate(state().vram_used.begin(), state().vram_used.end(), std::size_t{0});
 }
 
 unsigned long long soft_cuda_objects(void) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
   return s.handles.size() + s.reservations.size() + s.pieces.size() + s.registered.size() + s.linear.size() +
-         s.contexts;
+         std::accumulate(s.contexts.begin(), s.contexts.end(), 0u);
 }
 
 // -- driver, devices, contexts
@@ -204,14 +225,14 @@ CUresult CUDAAPI cuGetErrorName(CUresult, const char** text) {
 
 CUresult CUDAAPI cuDeviceGetCount(int* count) {
   ENTER();
-  *count = 1;
+  *count = n_devices();
   return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
   ENTER();
-  if (ordinal != 0) return CUDA_ERROR_INVALID_DEVICE;
-  *device = 0;
+  if (!device_ok(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+  *device = ordinal;
   return CUDA_SUCCESS;
 }
 
@@ -228,6 +249,7 @@ CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   for (std::size_t i = 0; i < 16; ++i) {
     uuid->bytes[i] = static_cast<char>(std::strtoul(digits.substr(2 * i, 2).c_str(), nullptr, 16));
   }
+  uuid->bytes[15] = static_cast<char>(uuid->bytes[15] + device);
   return CUDA_SUCCESS;
 }
 
@@ -249,7 +271,7 @@ CUresult CUDAAPI cuDeviceTotalMem(std::size_t* bytes, CUdevice device) {
 CUresult CUDAAPI cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
   ENTER();
   if (!device_ok(device) || length < 13) return CUDA_ERROR_INVALID_VALUE;
-  std::strcpy(id, "0000:00:00.0");
+  std::snprintf(id, static_cast<std::size_t>(length), "0000:%02x:00.0", static_cast<unsigned>(device));
   return CUDA_SUCCESS;
 }
 
@@ -291,16 +313,17 @@ CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   ENTER();
   if (!device_ok(device)) return CUDA_ERROR_INVALID_DEVICE;
   const std::lock_guard lock(state().mutex);
-  ++state().contexts;
-  *context = primary_context();
+  ++state().contexts[static_cast<std::size_t>(device)];
+  *context = primary_context(device);
   return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
   ENTER();
   const std::lock_guard lock(state().mutex);
-  if (!device_ok(device) || state().contexts == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  --state().contexts;
+  if (!device_ok(device) || state().contexts[static_cast<std::size_t>(device)] == 0)
+    return CUDA_ERROR_INVALID_CONTEXT;
+  --state().contexts[static_cast<std::size_t>(device)];
   return CUDA_SUCCESS;
 }
 
@@ -319,13 +342,14 @@ CUresult CUDAAPI cuCtxGetCurrent(CUcontext* context) {
 
 CUresult CUDAAPI cuCtxGetDevice(CUdevice* device) {
   ENTER_CONTEXT();
-  *device = 0;
+  *device = static_cast<CUdevice>(current_device());
   return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuCtxPushCurrent(CUcontext context) {
   ENTER();
-  if (context != primary_context()) return CUDA_ERROR_INVALID_CONTEXT;
+  const auto* given = reinterpret_cast<Context*>(context);
+  if (given < primary || given >= primary + n_devices()) return CUDA_ERROR_INVALID_CONTEXT;
   current.push_back(context);
   return CUDA_SUCCESS;
 }
@@ -347,7 +371,7 @@ CUresult CUDAAPI cuMemGetInfo(std::size_t* free, std::size_t* total) {
   ENTER_CONTEXT();
   const std::lock_guard lock(state().mutex);
   *total = vram_total();
-  *free = *total - std::min(*total, state().vram_used);
+  *free = *total - std::min(*total, state().vram_used[current_device()]);
   return CUDA_SUCCESS;
 }
 
@@ -368,7 +392,9 @@ CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t b
   if (host && no_host_numa()) return CUDA_ERROR_NOT_SUPPORTED;
   State& s = state();
   const std::lock_guard lock(s.mutex);
-  if (device && s.vram_used + bytes > vram_total()) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (device && !device_ok(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
+  std::size_t& used = s.vram_used[static_cast<std::size_t>(device ? properties->location.id : 0)];
+  if (device && used + bytes > vram_total()) return CUDA_ERROR_OUT_OF_MEMORY;
   auto allocation = std::make_shared<Allocation>();
   allocation->fd = ::memfd_create("soft-cuda", MFD_CLOEXEC);
   if (allocation->fd < 0 || ::ftruncate(allocation->fd, static_cast<off_t>(bytes)) != 0)
@@ -380,7 +406,8 @@ CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t b
     std::memset(content, kFresh, bytes);
     ::munmap(content, bytes);
     allocation->counted = bytes;
-    s.vram_used += bytes;
+    allocation->device = properties->location.id;
+    used += bytes;
   }
   *handle = s.next_handle++;
   s.handles[*handle] = std::move(allocation);
@@ -522,13 +549,14 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr* out, std::size_t bytes) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (s.vram_used + bytes > vram_total()) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::size_t& used = s.vram_used[current_device()];
+  if (used + bytes > vram_total()) return CUDA_ERROR_OUT_OF_MEMORY;
   void* const memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   std::memset(memory, kFresh, bytes);
   *out = address(memory);
-  s.linear[*out] = bytes;
-  s.vram_used += bytes;
+  s.linear[*out] = {bytes, static_cast<int>(current_device())};
+  used += bytes;
   return CUDA_SUCCESS;
 }
 
@@ -538,7 +566,7 @@ CUresult CUDAAPI cuMemFree(CUdeviceptr at) {
   const std::lock_guard lock(s.mutex);
   const auto found = s.linear.find(at);
   if (found == s.linear.end()) return at == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  s.vram_used -= found->second;
+  s.vram_used[static_cast<std::size_t>(found->second.device)] -= found->second.bytes;
   s.linear.erase(found);
   std::free(pointer(at));
   return CUDA_SUCCESS;

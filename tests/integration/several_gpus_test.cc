@@ -1,0 +1,97 @@
+// One daemon, several GPUs of a machine (gpu_daemon_fixture.h; the driver of host memory has as many as it is
+// told).
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/integration/gpu_daemon_fixture.h"
+
+namespace moecached {
+namespace {
+
+class SeveralGpusTest : public GpuDaemonTest {
+ protected:
+  // Of the model on the GPU.
+  ModelReport report_of(std::size_t gpu) {
+    const std::string name = to_string(gpu_at(gpu));
+    for (const ModelReport& model : daemon_->models()) {
+      if (model.device == name) return model;
+    }
+    ADD_FAILURE() << "no model on " << name;
+    return {};
+  }
+
+ private:
+  const Variable two_{"SOFT_CUDA_DEVICES", "2"};  // until behind TearDown
+};
+
+TEST_F(SeveralGpusTest, TheirUuidsDiffer) {
+  EXPECT_NE(to_string(gpu_at(0)), to_string(gpu_at(1)));
+  start(kSix);
+  std::size_t served = 0;
+  for (const std::string& device : daemon_->status().devices) served += device.starts_with("GPU-") ? 1 : 0;
+  EXPECT_EQ(served, 2u);
+}
+
+TEST_F(SeveralGpusTest, TheSecondReadsTheRamOfTheFirst) {
+  start(kSix);
+  GpuClient first(folder_, model_, 0);
+  EXPECT_EQ(first.graphs(1, 5).wrong, 0u);
+  const ModelReport before = report_of(0);
+  EXPECT_GT(before.bytes_read, 0u);
+  GpuClient second(folder_, model_, 1);
+  EXPECT_EQ(second.graphs(2, 5).wrong, 0u);
+  EXPECT_EQ(report_of(1).bytes_read, 0u);
+  EXPECT_EQ(report_of(0).pool_bytes, before.pool_bytes);
+  EXPECT_EQ(report_of(1).pool_bytes, 0u) << "held once, counted once";
+}
+
+TEST_F(SeveralGpusTest, TheSecondMayComeWhileTheFirstIsLoading) {
+  start(kSix, 100, "ewma", /*slow_disk=*/true);
+  GpuClient first(folder_, model_, 0), second(folder_, model_, 1);
+  // Of the second, which waits for the first one's reads.
+  EXPECT_EQ(second.graphs(2, 5).wrong, 0u);
+  EXPECT_EQ(first.graphs(1, 5).wrong, 0u);
+  EXPECT_EQ(report_of(1).bytes_read, 0u);
+}
+
+TEST_F(SeveralGpusTest, EachSwapsItsOwnSlots) {
+  const Variable churn("MOECACHED_TEST_CHURN");
+  start(kSix);
+  std::atomic<std::size_t> wrong = 0;
+  std::vector<std::thread> threads;
+  for (int gpu = 0; gpu < 2; ++gpu) {
+    threads.emplace_back([&, gpu] {
+      GpuClient client(folder_, model_, gpu);
+      const auto out = client.graphs(static_cast<std::uint32_t>(gpu + 1), 1500);
+      wrong += out.wrong;
+      EXPECT_EQ(out.slots, 1500u * kLayers * kTopK);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0u);
+  for (std::size_t gpu = 0; gpu < 2; ++gpu) {
+    EXPECT_GT(report_of(gpu).bytes_uploaded, 0u) << gpu;
+    EXPECT_GT(report_of(gpu).device_bytes, 0u) << gpu;
+  }
+}
+
+TEST_F(SeveralGpusTest, RamOutlivesTheModelThatAllocatedIt) {
+  start(kSix);
+  auto first = std::make_unique<GpuClient>(folder_, model_, 0);
+  EXPECT_EQ(first->graphs(1, 5).wrong, 0u);
+  GpuClient second(folder_, model_, 1);
+  EXPECT_EQ(second.graphs(2, 5).wrong, 0u);
+  const std::uint32_t id = report_of(0).id;
+  first.reset();
+  ASSERT_TRUE(eventually([&] { return daemon_->drop_model(id).has_value(); }));
+  EXPECT_EQ(second.graphs(3, 200).wrong, 0u);
+  EXPECT_GT(report_of(1).pool_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace moecached

@@ -12,6 +12,7 @@
 #include "shim/ggml/cuda_backend_hook.h"
 #include "shim/ggml/cuda_fetch.h"
 #include "shim/ggml/host_api.h"
+#include "shim/ggml/layer_device.h"
 #include "shim/ggml/log.h"
 #include "shim/ggml/session.h"
 #include "shim/ggml/weight_buffer.h"
@@ -24,6 +25,7 @@ constexpr const char* kExtraBufts = "ggml_backend_dev_get_extra_bufts";
 struct HookedDevice {
   ggml_backend_dev_t device;
   ggml_backend_device_i stock;
+  decltype(ggml_backend_buffer_type_i::alloc_buffer) stock_alloc;
 };
 
 struct HookedBackend {
@@ -44,11 +46,26 @@ CudaHook& state() {
   return *instance;
 }
 
-const ggml_backend_device_i& stock_of(ggml_backend_dev_t device) {
+const HookedDevice* find_hooked(ggml_backend_dev_t device) {
   for (const HookedDevice& hooked : state().devices) {
-    if (hooked.device == device) return hooked.stock;
+    if (hooked.device == device) return &hooked;
   }
-  std::abort();  // the functions below are in the tables of these devices only
+  return nullptr;
+}
+
+const HookedDevice& hooked_of(ggml_backend_dev_t device) {
+  const HookedDevice* found = find_hooked(device);
+  if (found == nullptr) std::abort();  // the functions below are in the tables of these devices only
+  return *found;
+}
+
+const ggml_backend_device_i& stock_of(ggml_backend_dev_t device) { return hooked_of(device).stock; }
+
+// The other weights of a model get their memory before any tensor is loaded: where they are, its experts are
+// wanted. Empty buffers are the loader's questions.
+ggml_backend_buffer_t hooked_alloc_buffer(ggml_backend_buffer_type_t type, std::size_t bytes) {
+  if (bytes > 0) Session::instance().use_gpu(type->device);
+  return hooked_of(type->device).stock_alloc(type, bytes);
 }
 
 CudaBackendHook* hook_of(ggml_backend_t backend) {
@@ -113,6 +130,8 @@ bool hooked_supports_op(ggml_backend_dev_t device, const ggml_tensor* op) {
     const bool is_expert_op =
         (op->op == GGML_OP_MUL_MAT_ID && i == 0) || (op->op == GGML_OP_ADD_ID && i == 1);
     if (!is_expert_op || source->view_src != nullptr) return false;
+    const ggml_backend_dev_t placed = device_of_router(*op);
+    if (placed != device && placed != nullptr && find_hooked(placed) != nullptr) return false;
     if (source->data == nullptr) continue;  // a graph that is only measured, or the loader's question
     const ServedTensor* served = served_tensor(source);
     if (served == nullptr || served->gpu == nullptr) return false;
@@ -144,6 +163,7 @@ std::string probe(ggml_backend_reg_t registry, ggml_backend_dev_t device) {
                     std::strncmp(table.get_name(device), "CUDA", 4) == 0 && table.init_backend != nullptr &&
                     table.supports_op != nullptr && table.supports_buft != nullptr &&
                     table.get_buffer_type != nullptr && table.get_buffer_type(device)->device == device &&
+                    table.get_buffer_type(device)->iface.alloc_buffer != nullptr &&
                     table.event_new != nullptr && table.event_free != nullptr &&
                     table.event_synchronize != nullptr;
   return same ? "" : "ggml_backend_device of the CUDA backend is laid out differently";
@@ -164,7 +184,7 @@ std::string hook_cuda_devices() {
   for (std::size_t i = 0; i < registry->iface.get_device_count(registry); ++i) {
     ggml_backend_dev_t device = registry->iface.get_device(registry, i);
     if (const std::string difference = probe(registry, device); !difference.empty()) return difference;
-    devices.push_back({device, device->iface});
+    devices.push_back({device, device->iface, device->iface.get_buffer_type(device)->iface.alloc_buffer});
   }
   if (devices.empty()) return "no CUDA device";
   cuda.devices = std::move(devices);
@@ -175,6 +195,7 @@ std::string hook_cuda_devices() {
     hooked.device->iface.init_backend = hooked_init_backend;
     hooked.device->iface.supports_op = hooked_supports_op;
     hooked.device->iface.supports_buft = hooked_supports_buft;
+    hooked.stock.get_buffer_type(hooked.device)->iface.alloc_buffer = hooked_alloc_buffer;
   }
   cuda.stock_registry = registry->iface;
   registry->iface.get_proc_address = hooked_get_proc_address;

@@ -14,9 +14,10 @@ namespace moecached::shim {
 
 // REQUIRES for both: the host API is resolved.
 bool has_cuda_device();
-// Hooks all of them, and has models served on the first. Returns "" or a sentence that says why not; nothing
-// is hooked then. Idempotent. With MOECACHED_EXTRA_BUFTS=1 the loader is offered our buffer type for all
-// expert tensors, without -ot.
+// Hooks all of them. A model's experts are opened on the GPU that the host has given memory last, the first
+// if there is none, and computed on the one that has the layer's router. Returns "" or a sentence that says
+// why not; nothing is hooked then. Idempotent. With MOECACHED_EXTRA_BUFTS=1 the loader is offered our buffer
+// type for all expert tensors, without -ot.
 std::string hook_cuda_devices();
 
 }  // namespace moecached::shim

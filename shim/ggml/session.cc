@@ -105,7 +105,7 @@ std::shared_ptr<GpuExperts> Session::gpu_experts(const std::string& path) {
     return nullptr;
   std::string error;
   const auto open = [this](std::vector<std::string> paths, std::string& reason) {
-    return GpuExperts::open(session_, std::move(paths), gpu_, reason);
+    return GpuExperts::open(session_, std::move(paths), gpu_.load(std::memory_order_relaxed), reason);
   };
   std::shared_ptr<GpuExperts> experts = find_or_open(gpu_experts_, path, error, open);
   if (experts == nullptr) {

@@ -48,10 +48,10 @@ class Session {
   // The model in this file, opened at the first call; nullptr when the daemon will not serve it (the reason
   // has been said).
   std::shared_ptr<Model> model(const std::string& path);
-  // The GPU that models are opened on when they are loaded. Before anything is loaded; without it, or with
-  // nullptr, experts are served on the CPU.
-  void use_gpu(ggml_backend_dev_t device) { gpu_ = device; }
-  bool on_gpu() const { return gpu_ != nullptr; }
+  // The GPU that models are opened on when they are loaded, from now on. Without it, or with nullptr, experts
+  // are served on the CPU.
+  void use_gpu(ggml_backend_dev_t device) { gpu_.store(device, std::memory_order_relaxed); }
+  bool on_gpu() const { return gpu_.load(std::memory_order_relaxed) != nullptr; }
   // The same as model() for GPUs. A file that was refused once is not tried again: the daemon would lay it
   // out for each tensor anew.
   std::shared_ptr<GpuExperts> gpu_experts(const std::string& path);
@@ -76,7 +76,7 @@ class Session {
   std::vector<Open<Model>> models_;
   std::vector<Open<GpuExperts>> gpu_experts_;
   std::vector<std::string> refused_on_gpu_;  // paths
-  ggml_backend_dev_t gpu_ = nullptr;
+  std::atomic<ggml_backend_dev_t> gpu_{nullptr};
   // A lock of its own: a model may close while models_mutex_ is held.
   std::mutex closed_mutex_;
   moecached_counters closed_ = {};  // sums over models closed by now

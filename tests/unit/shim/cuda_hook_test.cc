@@ -81,6 +81,62 @@ TEST_F(CudaHookTest, LeavesToTheCpuWhatIsNotServedOnTheGpu) {
   EXPECT_FALSE(supports(GGML_OP_MUL_MAT_ID, 0, model.tensor(gate_)));
 }
 
+// What llama.cpp puts between the router's logits and the ids of an expert operation.
+struct Router {
+  ggml_backend_buffer buffer = {};
+  ggml_tensor weights = {}, logits = {}, biased = {}, probabilities = {}, sorted = {}, ids = {};
+  explicit Router(ggml_backend_buffer_type_t type) {
+    buffer.buft = type;
+    weights.buffer = &buffer;
+    logits.op = GGML_OP_MUL_MAT;
+    logits.src[0] = &weights;
+    biased.op = GGML_OP_ADD;
+    biased.src[0] = &logits;
+    probabilities.op = GGML_OP_SOFT_MAX;
+    probabilities.src[0] = &biased;
+    sorted.op = GGML_OP_ARGSORT;
+    sorted.src[0] = &probabilities;
+    ids.op = GGML_OP_VIEW;
+    ids.view_src = ids.src[0] = &sorted;
+  }
+};
+
+TEST_F(CudaHookTest, AnExpertOperationIsOfTheGpuThatHasItsRouter) {
+  LoadedModel model(*file_, 1, true);
+  ggml_tensor node = {};
+  node.op = GGML_OP_MUL_MAT_ID;
+  node.src[0] = model.tensor(gate_);
+  const auto supporters = [&](ggml_backend_buffer_type_t routers) {
+    Router router(routers);
+    node.src[2] = &router.ids;
+    std::string names;
+    for (std::size_t gpu = 0; gpu < 2; ++gpu) {
+      if (mini_gpu(gpu)->iface.supports_op(mini_gpu(gpu), &node))
+        names.append(mini_gpu(gpu)->iface.get_name(mini_gpu(gpu)));
+    }
+    return names;
+  };
+  EXPECT_EQ(supporters(mini_gpu(0)->iface.get_buffer_type(mini_gpu(0))), "CUDA0");
+  EXPECT_EQ(supporters(mini_gpu(1)->iface.get_buffer_type(mini_gpu(1))), "CUDA1");
+  EXPECT_EQ(supporters(shim::weight_buffer_type()), "CUDA0CUDA1")
+      << "a router that is on no GPU decides nothing";
+  node.src[2] = nullptr;
+  EXPECT_TRUE(mini_gpu(1)->iface.supports_op(mini_gpu(1), &node)) << "the loader asks without ids";
+}
+
+TEST_F(CudaHookTest, ModelsAreOpenedOnTheGpuThatGotMemoryLast) {
+  ggml_backend_buffer_type_t second = mini_gpu(1)->iface.get_buffer_type(mini_gpu(1));
+  ggml_backend_buffer_type_t first = mini_gpu(0)->iface.get_buffer_type(mini_gpu(0));
+  ggml_backend_buffer_t weights = second->iface.alloc_buffer(second, 64);
+  ggml_backend_buffer_t question = first->iface.alloc_buffer(first, 0);
+  {
+    LoadedModel model(*file_, 1, true);
+    EXPECT_EQ(fake_daemon().opened_uuids, (std::vector<uint8_t>{0x41}));
+  }
+  shim::host().ggml_backend_buffer_free(question);
+  shim::host().ggml_backend_buffer_free(weights);
+}
+
 TEST_F(CudaHookTest, SupportsAGraphThatIsOnlyMeasured) {
   ggml_backend_buffer_t empty = shim::weight_buffer_type()->iface.alloc_buffer(shim::weight_buffer_type(), 0);
   ggml_tensor weight = {};

@@ -44,12 +44,12 @@ class GpuIdentity(harness.HostTestCase):
         self.assertGreater(sum(layer["lookups"] for layer in layers), 0)
         return layers
 
-    def check(self, model):
-        reference = Host(model, *SMALL, n_predict=96).finish()
-        for slots in (3, 8, 16, 32):
+    def check(self, model, all_slots=(3, 8, 16, 32), n_predict=96):
+        reference = Host(model, *SMALL, n_predict=n_predict).finish()
+        for slots in all_slots:
             with self.subTest(model=model.name, slots=slots), \
                     Daemon("--gpu-slots", str(slots), "--gpu-keep-free", "0", environment=CHURN) as daemon:
-                run = Host(model, *SMALL, daemon=daemon, n_predict=96).finish()
+                run = Host(model, *SMALL, daemon=daemon, n_predict=n_predict).finish()
                 layers = self.assert_on_gpu(run, daemon)
                 self.assertGreater(sum(layer["hits"] for layer in layers), 0, "no device slot was read")
                 if slots < EXPERTS:
@@ -68,6 +68,10 @@ class GpuIdentity(harness.HostTestCase):
 
     def test_mxfp4(self):
         self.check(harness.requantized("mxfp4"))
+
+    def test_every_other_type(self):
+        for kind in ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q5_k", "iq4_nl", "iq4_xs", "iq3_s"):
+            self.check(harness.requantized(kind), all_slots=(8,), n_predict=64)
 
     def test_gpt_oss_with_biases(self):
         self.check(harness.gpt_oss())

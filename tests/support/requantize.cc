@@ -3,9 +3,12 @@
 // file, so it does not matter.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <string>
 
 #include "llama.h"
@@ -23,15 +26,38 @@ void* open_library(const std::filesystem::path& folder, const char* stem) {
   std::exit(3);
 }
 
+// Types that need no importance matrix.
+struct Kind {
+  const char* name;
+  llama_ftype ftype;
+};
+constexpr Kind kKinds[] = {
+    {"f32", LLAMA_FTYPE_ALL_F32},          {"f16", LLAMA_FTYPE_MOSTLY_F16},
+    {"bf16", LLAMA_FTYPE_MOSTLY_BF16},     {"q8_0", LLAMA_FTYPE_MOSTLY_Q8_0},
+    {"q4_0", LLAMA_FTYPE_MOSTLY_Q4_0},     {"q4_1", LLAMA_FTYPE_MOSTLY_Q4_1},
+    {"q5_0", LLAMA_FTYPE_MOSTLY_Q5_0},     {"q5_1", LLAMA_FTYPE_MOSTLY_Q5_1},
+    {"q2_k", LLAMA_FTYPE_MOSTLY_Q2_K},     {"q3_k", LLAMA_FTYPE_MOSTLY_Q3_K_M},
+    {"q5_k", LLAMA_FTYPE_MOSTLY_Q5_K_M},   {"q6_k", LLAMA_FTYPE_MOSTLY_Q6_K},
+    {"iq4_nl", LLAMA_FTYPE_MOSTLY_IQ4_NL}, {"iq4_xs", LLAMA_FTYPE_MOSTLY_IQ4_XS},
+    {"iq3_s", LLAMA_FTYPE_MOSTLY_IQ3_S},   {"mxfp4", LLAMA_FTYPE_MOSTLY_MXFP4_MOE},
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 6 || std::strcmp(argv[1], "--libs") != 0) {
-    std::fprintf(stderr, "usage: moecached_requantize --libs DIR IN.gguf OUT.gguf q8_0|q6_k|mxfp4|f32\n");
+    std::fprintf(stderr, "usage: moecached_requantize --libs DIR IN.gguf OUT.gguf TYPE; TYPE:");
+    for (const Kind& one : kKinds) std::fprintf(stderr, " %s", one.name);
+    std::fprintf(stderr, "\n");
     return 2;
   }
   const std::filesystem::path libs = argv[2];
-  const std::string kind = argv[5];
+  const Kind* kind = std::find_if(std::begin(kKinds), std::end(kKinds),
+                                  [&](const Kind& one) { return argv[5] == std::string(one.name); });
+  if (kind == std::end(kKinds)) {
+    std::fprintf(stderr, "moecached_requantize: no type %s\n", argv[5]);
+    return 2;
+  }
   void* ggml = open_library(libs, "libggml.");
   void* llama = open_library(libs, "libllama.");
   auto load_all = reinterpret_cast<void (*)(const char*)>(::dlsym(ggml, "ggml_backend_load_all_from_path"));
@@ -46,9 +72,6 @@ int main(int argc, char** argv) {
   llama_model_quantize_params params = defaults();
   params.allow_requantize = true;
   params.nthread = 2;
-  params.ftype = kind == "mxfp4"  ? LLAMA_FTYPE_MOSTLY_MXFP4_MOE
-                 : kind == "q6_k" ? LLAMA_FTYPE_MOSTLY_Q6_K
-                 : kind == "f32"  ? LLAMA_FTYPE_ALL_F32
-                                  : LLAMA_FTYPE_MOSTLY_Q8_0;
+  params.ftype = kind->ftype;
   return quantize(argv[3], argv[4], &params) == 0 ? 0 : 1;
 }

@@ -191,6 +191,11 @@ class Server(Process):
         except (urllib.error.URLError, OSError):
             return False
 
+    def splits(self):
+        """Of the graphs for prompts and for single tokens, as llama.cpp logs them (-lv 4) when it makes a context; the last one's."""
+        found = re.findall(r"nodes = [\d /]+, splits = (\d[\d /]*)", Path(self.log).read_text(errors="replace"))
+        return found[-1].strip() if found else None
+
     def complete(self, prompt, n_predict, n_probs=0):
         body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "ignore_eos": True, "cache_prompt": False, "return_tokens": True,
                 "n_probs": n_probs}
@@ -290,7 +295,7 @@ class Bench:
 
     def keep(self, key, value):
         self.measured[key] = value
-        self.note(f"{key} = {value:.5g}" if isinstance(value, (int, float)) else key)
+        self.note(f"{key} = {value:.5g}" if isinstance(value, (int, float)) else f"{key} = {value}" if isinstance(value, str) else key)
 
     def step(self, name, needed_s, action, *also):
         """Runs a step that takes about so many seconds. `also`: other names of --only that need it."""
@@ -336,6 +341,8 @@ class Bench:
             server.decode(0, self.warm_tokens)
             self.figures(server, "stock", (512, 2048))
             self.keep("stock.identity", server.identity())
+        with Server(self, "stock splits", "-lv", 4) as server:
+            self.keep("stock.splits", server.splits())
 
     def cpu_moe(self):
         with Server(self, "cpu-moe", "--cpu-moe") as server:
@@ -362,22 +369,17 @@ class Bench:
             self.keep(f"{key}.upload_bytes_per_s", delta.upload_bytes / delta.upload_s)
 
     def fill(self, daemon, server):
-        """The rate of uploads with nothing else on the link: the server's warm-up makes the daemon fill all slots, and nobody computes meanwhile. A
-        token that misses everywhere would take the link for 20 ms."""
-        end = time.monotonic() + 5
-        filled = parse_stats(daemon.stats())
-        while not filled.upload_bytes and time.monotonic() < end:
-            time.sleep(0.1)
-            filled = parse_stats(daemon.stats())
-        if not filled.upload_bytes:  # no warm-up, or none that was logged
-            server.decode(0, 1)
-        while True:
-            time.sleep(0.5)
-            before, filled = filled, parse_stats(daemon.stats())
-            if filled.upload_bytes == before.upload_bytes:
-                break
-        if filled.upload_bytes and filled.upload_s:
-            self.keep("fill.upload_bytes_per_s", filled.upload_bytes / filled.upload_s)
+        """The rate at which slots are filled with nothing else on the link: one token makes the daemon begin, then nobody computes. Between two looks
+        in the midst of it, since the token itself reads a gigabyte over the link."""
+        server.decode(0, 1)
+        looks = [parse_stats(daemon.stats())]
+        while len(looks) < 3 or looks[-1].upload_bytes != looks[-2].upload_bytes:
+            time.sleep(0.02)
+            looks.append(parse_stats(daemon.stats()))
+        total = looks[-1].upload_bytes or 0
+        midst = [look for look in looks if 0.2 * total < (look.upload_bytes or 0) < 0.95 * total]
+        if len(midst) > 1 and midst[-1].upload_s > midst[0].upload_s:
+            self.keep("fill.upload_bytes_per_s", (midst[-1].upload_bytes - midst[0].upload_bytes) / (midst[-1].upload_s - midst[0].upload_s))
 
     def beside_stock(self, server):
         """All resident and stock in turns: the two differ by less than a server does from itself a minute later."""
@@ -406,6 +408,9 @@ class Bench:
                     self.beside_stock(server)
                 if smi("memory.used"):
                     self.keep(f"{key}.gpu_mib_used", int(smi("memory.used")))
+            if percent == 25 and self.wants("25"):
+                with Server(self, "server 25% splits", "-lv", 4, daemon=daemon) as talkative:
+                    self.keep("25%.splits", talkative.splits())
             if percent == 50 and self.wants("attach", "two"):
                 self.shared(daemon, server)
             if percent == 25 and self.wants("two"):
@@ -573,6 +578,13 @@ class Bench:
             self.row(name, None, ">= 10", None, self.why("50", "25"))
         self.ratio("two processes, one pool / two private pools: total t/s", "shared.total", "private.total", 1.2, ("50", "25"))
 
+    def splits_row(self):
+        ours, stock = self.measured.get("25%.splits"), self.measured.get("stock.splits")
+        if ours is None or stock is None:
+            self.row("splits of llama.cpp's graphs, as stock's", None, "equal", None, self.why("stock", "25"))
+        else:
+            self.row("splits of llama.cpp's graphs, as stock's", ours, "equal", ours == stock, f"stock {stock}; prompt / token where they differ")
+
     def policy_rows(self):
         m = self.measured
         for percent in POLICY_PERCENTS:
@@ -631,6 +643,7 @@ class Bench:
         self.policy_rows()
         self.attach_rows()
         self.identity_rows()
+        self.splits_row()
         walked = not self.left_the_walk
         self.row("decoding followed the trace", "yes" if walked else "no", "yes", walked, "; ".join(self.left_the_walk)[:200])
         return self.rows

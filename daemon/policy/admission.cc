@@ -86,6 +86,11 @@ void AdmissionPolicy::set_costs(const PolicyCosts& costs) noexcept {
   policy_->set_costs(costs);
 }
 
+void AdmissionPolicy::set_slots(std::uint32_t n_slots) noexcept {
+  admitter_->set_slots(n_slots);
+  policy_->set_slots(n_slots);
+}
+
 double AdmissionPolicy::gain(ExpertIndex newcomer, ExpertIndex victim) const noexcept {
   return admitter_->is_worth(newcomer, victim) ? policy_->gain(newcomer, victim) : 0;
 }

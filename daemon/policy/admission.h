@@ -50,6 +50,7 @@ class AdmissionPolicy final : public EvictionPolicy {
   void on_remove(ExpertIndex expert) noexcept override;
   void seed(std::span<const PastUse> past, Step now) noexcept override;
   void set_costs(const PolicyCosts& costs) noexcept override;
+  void set_slots(std::uint32_t n_slots) noexcept override;
   [[nodiscard]] std::size_t rank(std::span<const ExpertIndex> candidates,
                                  std::span<ExpertIndex> victims_out) noexcept override;
   [[nodiscard]] double gain(ExpertIndex newcomer, ExpertIndex victim) const noexcept override;

@@ -19,6 +19,7 @@ class Admitter {
   virtual void on_remove(ExpertIndex /*expert*/) noexcept {}
   virtual void seed(std::span<const PastUse> /*past*/, Step /*now*/) noexcept {}
   virtual void set_costs(const PolicyCosts& /*costs*/) noexcept {}
+  virtual void set_slots(std::uint32_t /*n_slots*/) noexcept {}
 
   // The expert has become resident because of `step`: is it the policy's, or a guest?
   [[nodiscard]] virtual bool admits(ExpertIndex newcomer, Step step) noexcept = 0;

@@ -36,6 +36,7 @@ class ArcPolicy final : public EvictionPolicy {
   void on_access(ExpertIndex expert, Step step) noexcept override;
   void on_miss(ExpertIndex expert, Step step) noexcept override;
   void on_remove(ExpertIndex expert) noexcept override;
+  void set_slots(std::uint32_t n_slots) noexcept override { n_slots_ = n_slots; }
   [[nodiscard]] std::size_t rank(std::span<const ExpertIndex> candidates,
                                  std::span<ExpertIndex> victims_out) noexcept override;
 

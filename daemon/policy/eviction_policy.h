@@ -43,6 +43,9 @@ class EvictionPolicy {
   // Warm start, before the first event: one entry per expert, as of step `now`. Events of older steps that
   // follow are part of what is told here. Policies that keep no scores ignore it.
   virtual void seed(std::span<const PastUse> /*past*/, Step /*now*/) noexcept {}
+  // The layer has so many slots from now on (1..n_experts), which residency/ may change between two events.
+  // Policies with parts that are shares of the slots follow; others ignore it.
+  virtual void set_slots(std::uint32_t /*n_slots*/) noexcept {}
   // May be told at any time; policies that weigh no costs ignore it.
   virtual void set_costs(const PolicyCosts& /*costs*/) noexcept {}
   // A resident expert was removed, by rank's choice or another reason. REQUIRES: it is resident.

@@ -27,7 +27,8 @@ extern "C" {
 
 typedef struct moecached_policy_shape {
   uint32_t n_experts; /* ids are 0..n_experts-1 */
-  uint32_t n_slots;   /* how many can be resident at once, 1..n_experts */
+  uint32_t n_slots; /* how many can be resident at once, 1..n_experts. Where layers trade slots (pool.scope =
+                     * global) it may change later, which shows in the number of candidates alone */
 } moecached_policy_shape;
 
 /* What was seen of an expert before the policy was created. */

@@ -17,9 +17,7 @@ Result<std::unique_ptr<EvictionPolicy>> S3FifoPolicy::make(std::string_view opti
 }
 
 S3FifoPolicy::S3FifoPolicy(PolicyShape shape, std::uint32_t small_percent)
-    : n_slots_(shape.n_slots),
-      small_slots_(static_cast<std::uint32_t>(
-          std::max<std::uint64_t>(1, (std::uint64_t{shape.n_slots} * small_percent + 50) / 100))),
+    : small_percent_(small_percent),
       small_(shape.n_experts),
       main_(shape.n_experts),
       names_(shape.n_experts),
@@ -27,7 +25,15 @@ S3FifoPolicy::S3FifoPolicy(PolicyShape shape, std::uint32_t small_percent)
       last_step_(shape.n_experts),
       marks_(shape.n_experts),
       ring_(shape.n_experts),
-      uses_ahead_(shape.n_experts) {}
+      uses_ahead_(shape.n_experts) {
+  set_slots(shape.n_slots);
+}
+
+void S3FifoPolicy::set_slots(std::uint32_t n_slots) noexcept {
+  n_slots_ = n_slots;
+  small_slots_ = static_cast<std::uint32_t>(
+      std::max<std::uint64_t>(1, (std::uint64_t{n_slots} * small_percent_ + 50) / 100));
+}
 
 // Names are dropped when a step begins, never within one: which experts of a step are known must not depend
 // on the order in which they are reported.

@@ -39,6 +39,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   void on_access(ExpertIndex expert, Step step) noexcept override;
   void on_miss(ExpertIndex expert, Step step) noexcept override;
   void on_remove(ExpertIndex expert) noexcept override;
+  void set_slots(std::uint32_t n_slots) noexcept override;
   [[nodiscard]] std::size_t rank(std::span<const ExpertIndex> candidates,
                                  std::span<ExpertIndex> victims_out) noexcept override;
 
@@ -53,8 +54,9 @@ class S3FifoPolicy final : public EvictionPolicy {
   void pass_small(ExpertIndex up_to) noexcept;
   void pass_main(ExpertIndex up_to) noexcept;
 
-  std::uint32_t n_slots_;
-  std::uint32_t small_slots_;
+  std::uint32_t small_percent_;
+  std::uint32_t n_slots_ = 0;
+  std::uint32_t small_slots_ = 0;
   Step now_ = 0;
   RecencyList::Key key_ = 0;
   bool has_moved_ = false;  // somebody took key_ for itself

@@ -18,6 +18,7 @@ class SecondMissAdmitter final : public Admitter {
   explicit SecondMissAdmitter(PolicyShape shape);
 
   void on_miss(ExpertIndex expert, Step step) noexcept override { note(expert, step); }
+  void set_slots(std::uint32_t n_slots) noexcept override { n_names_ = n_slots; }
   [[nodiscard]] bool admits(ExpertIndex newcomer, Step step) noexcept override;
   [[nodiscard]] bool admits_guest(ExpertIndex /*guest*/) noexcept override { return true; }
   [[nodiscard]] bool is_worth(ExpertIndex newcomer, ExpertIndex victim) const noexcept override;

@@ -10,9 +10,9 @@ namespace {
 
 RecencyList::Key newest_end(Step step) { return static_cast<RecencyList::Key>(step); }
 
-std::uint32_t protected_share(PolicyShape shape, SlruOptions options) {
-  const std::uint64_t rounded = (std::uint64_t{shape.n_slots} * options.probation_percent + 50) / 100;
-  return shape.n_slots - std::max<std::uint32_t>(1, static_cast<std::uint32_t>(rounded));
+std::uint32_t protected_share(std::uint32_t n_slots, SlruOptions options) {
+  const std::uint64_t rounded = (std::uint64_t{n_slots} * options.probation_percent + 50) / 100;
+  return n_slots - std::max<std::uint32_t>(1, static_cast<std::uint32_t>(rounded));
 }
 
 }  // namespace
@@ -29,11 +29,17 @@ Result<std::unique_ptr<EvictionPolicy>> SlruPolicy::make(std::string_view option
 }
 
 SlruPolicy::SlruPolicy(PolicyShape shape, SlruOptions options)
-    : protected_slots_(protected_share(shape, options)),
+    : options_(options),
+      protected_slots_(protected_share(shape.n_slots, options)),
       probation_(shape.n_experts),
       protected_(shape.n_experts),
       last_step_(shape.n_experts),
       marks_(shape.n_experts) {}
+
+// What is over a smaller share is demoted by the next use.
+void SlruPolicy::set_slots(std::uint32_t n_slots) noexcept {
+  protected_slots_ = protected_share(n_slots, options_);
+}
 
 void SlruPolicy::on_insert(ExpertIndex expert, Step step) noexcept {
   CHECK(!protected_.contains(expert));
@@ -54,7 +60,7 @@ void SlruPolicy::on_access(ExpertIndex expert, Step step) noexcept {
     probation_.erase(expert);
   }
   protected_.insert_from_back(expert, newest_end(step));
-  if (protected_.size() > protected_slots_) {
+  while (protected_.size() > protected_slots_) {
     const ExpertIndex demoted = protected_.front();
     protected_.erase(demoted);
     probation_.insert_from_back(demoted, newest_end(step));

@@ -38,6 +38,7 @@ class SlruPolicy final : public EvictionPolicy {
   void on_insert(ExpertIndex expert, Step step) noexcept override;
   void on_access(ExpertIndex expert, Step step) noexcept override;
   void on_remove(ExpertIndex expert) noexcept override;
+  void set_slots(std::uint32_t n_slots) noexcept override;
   [[nodiscard]] std::size_t rank(std::span<const ExpertIndex> candidates,
                                  std::span<ExpertIndex> victims_out) noexcept override;
 
@@ -46,6 +47,7 @@ class SlruPolicy final : public EvictionPolicy {
   }  // its share, a maximum
 
  private:
+  SlruOptions options_;
   std::uint32_t protected_slots_;
   RecencyList probation_;  // key: the step in which it entered
   RecencyList protected_;  // key: last step

@@ -27,16 +27,23 @@ Result<std::unique_ptr<EvictionPolicy>> WTinyLfuPolicy::make(std::string_view op
 }
 
 WTinyLfuPolicy::WTinyLfuPolicy(PolicyShape shape, std::uint32_t window_percent)
-    : main_slots_(shape.n_slots - std::max(1u, share_of(shape.n_slots, window_percent))),
-      protected_slots_(share_of(main_slots_, 80)),
-      window_slots_(shape.n_slots - main_slots_),
-      n_uses_until_halved_(std::uint64_t{shape.n_slots} * 10),
+    : window_percent_(window_percent),
       window_(shape.n_experts),
       probation_(shape.n_experts),
       protected_(shape.n_experts),
       counts_(shape.n_experts),
       placed_(shape.n_experts),
-      marks_(shape.n_experts) {}
+      marks_(shape.n_experts) {
+  set_slots(shape.n_slots);
+}
+
+// What is over a smaller share gives way as victims are chosen and experts used.
+void WTinyLfuPolicy::set_slots(std::uint32_t n_slots) noexcept {
+  main_slots_ = n_slots - std::max(1u, share_of(n_slots, window_percent_));
+  protected_slots_ = share_of(main_slots_, 80);
+  window_slots_ = n_slots - main_slots_;
+  n_uses_until_halved_ = std::uint64_t{n_slots} * 10;
+}
 
 // Counts are halved, and free places of the main segment filled without a contest, when a step begins, never
 // within one: what happens to the experts of a step must not depend on the order in which they are reported.
@@ -106,7 +113,7 @@ void WTinyLfuPolicy::on_access(ExpertIndex expert, Step step) noexcept {
   const bool was_protected = protected_.contains(expert);
   (was_protected ? protected_ : probation_).erase(expert);
   protected_.insert_from_back(expert, key_of(step));
-  if (protected_.size() > protected_slots_) {
+  while (protected_.size() > protected_slots_) {
     const ExpertIndex demoted = protected_.front();
     protected_.erase(demoted);
     probation_.insert_from_back(demoted, key_of(step));

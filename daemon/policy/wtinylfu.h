@@ -39,6 +39,7 @@ class WTinyLfuPolicy final : public EvictionPolicy {
   void on_miss(ExpertIndex expert, Step step) noexcept override;
   void on_remove(ExpertIndex expert) noexcept override;
   void seed(std::span<const PastUse> past, Step now) noexcept override;
+  void set_slots(std::uint32_t n_slots) noexcept override;
   [[nodiscard]] std::size_t rank(std::span<const ExpertIndex> candidates,
                                  std::span<ExpertIndex> victims_out) noexcept override;
   // The difference of the counts, per step that they were counted over.
@@ -57,8 +58,9 @@ class WTinyLfuPolicy final : public EvictionPolicy {
   void move_on(ExpertIndex expert) noexcept;  // from the window to probation
   [[nodiscard]] std::uint32_t main_size() const noexcept { return probation_.size() + protected_.size(); }
 
-  std::uint32_t main_slots_, protected_slots_, window_slots_;
-  std::uint64_t n_uses_until_halved_;
+  std::uint32_t window_percent_;
+  std::uint32_t main_slots_ = 0, protected_slots_ = 0, window_slots_ = 0;
+  std::uint64_t n_uses_until_halved_ = 0;
   std::uint64_t n_uses_ = 0;
   double n_steps_ = 0;  // counted over, halved with the counts
   Step now_ = 0;

@@ -63,6 +63,13 @@ class CheckedPolicy {
   [[nodiscard]] const std::set<ExpertIndex>& residents() const { return residents_; }
   [[nodiscard]] bool is_full() const { return residents_.size() == shape_.n_slots; }
 
+  // REQUIRES: no more are resident.
+  void set_slots(std::uint32_t n_slots) {
+    ASSERT_LE(residents_.size(), n_slots);
+    shape_.n_slots = n_slots;
+    policy_->set_slots(n_slots);
+  }
+  [[nodiscard]] std::uint32_t n_slots() const { return shape_.n_slots; }
   void insert(ExpertIndex expert, Step step) {
     ASSERT_FALSE(is_full());
     ASSERT_TRUE(residents_.insert(expert).second);
@@ -100,6 +107,7 @@ struct RunOptions {
   std::uint32_t seed = 1;
   int steps = 2000;
   bool reverse_each_step = false;  // report the experts of a step in the opposite order
+  bool trades_slots = false;       // the layer's slots become more and fewer
 };
 
 // A random life: sets of experts are used, missing ones inserted, victims taken as the policy ranks them,
@@ -112,8 +120,17 @@ std::vector<std::uint32_t> run(const std::string& spec, RunOptions options) {
   std::vector<std::uint32_t> victims_seen;
   for (int i = 1; i <= options.steps; ++i) {
     const Step step = static_cast<Step>(i);
+    if (options.trades_slots && below(8) == 0) {
+      const std::uint32_t n_slots = 1 + below(options.shape.n_slots);
+      const std::vector<ExpertIndex> all(policy.residents().begin(), policy.residents().end());
+      for (ExpertIndex victim : policy.rank(all, all.size() - std::min<std::size_t>(n_slots, all.size()))) {
+        policy.remove(victim);
+        victims_seen.push_back(victim.value);
+      }
+      policy.set_slots(n_slots);
+    }
     std::set<ExpertIndex> wanted;
-    const std::uint32_t n_wanted = 1 + below(std::min(options.shape.n_slots, 6u));
+    const std::uint32_t n_wanted = 1 + below(std::min(policy.n_slots(), 6u));
     while (wanted.size() < n_wanted) {
       wanted.insert(ExpertIndex(std::min(below(options.shape.n_experts), below(options.shape.n_experts))));
     }
@@ -129,7 +146,7 @@ std::vector<std::uint32_t> run(const std::string& spec, RunOptions options) {
       std::reverse(missing.begin(), missing.end());
     }
     for (ExpertIndex expert : used) policy.access(expert, step);
-    const std::size_t n_free = options.shape.n_slots - policy.residents().size();
+    const std::size_t n_free = policy.n_slots() - policy.residents().size();
     const std::size_t n_victims = missing.size() - std::min(n_free, missing.size());
     (void)policy.rank(candidates,
                       below(candidates.size() + 2));  // asking alone changes nothing that must agree
@@ -138,7 +155,7 @@ std::vector<std::uint32_t> run(const std::string& spec, RunOptions options) {
       victims_seen.push_back(victim.value);
     }
     for (ExpertIndex expert : missing) policy.insert(expert, step);
-    if (below(20) == 0) {
+    if (below(20) == 0 && !policy.residents().empty()) {
       auto out = policy.residents().begin();
       std::advance(out, below(policy.residents().size()));
       policy.remove(*out);
@@ -175,6 +192,17 @@ TEST_P(EvictionPolicyConformance, SurvivesALongRandomRun) {
   for (std::uint32_t seed = 1; seed <= 5; ++seed) {
     const auto victims = run(GetParam(), {.shape = {.n_experts = 40, .n_slots = 12}, .seed = seed});
     EXPECT_GT(victims.size(), 1000u) << "the run evicted too little to show anything";
+  }
+}
+
+TEST_P(EvictionPolicyConformance, FollowsALayerThatTradesSlots) {
+  for (std::uint32_t seed = 1; seed <= 5; ++seed) {
+    RunOptions options{.shape = {.n_experts = 40, .n_slots = 12}, .seed = seed, .trades_slots = true};
+    const auto victims = run(GetParam(), options);
+    EXPECT_GT(victims.size(), 1000u);
+    EXPECT_EQ(run(GetParam(), options), victims);
+    options.reverse_each_step = true;
+    EXPECT_EQ(run(GetParam(), options), victims) << "the order within a step matters";
   }
 }
 

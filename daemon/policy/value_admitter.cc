@@ -55,6 +55,12 @@ bool ValueAdmitter::admits_guest(ExpertIndex guest) noexcept {
   return admitted;
 }
 
+// A place that went with its slot is not going to be filled.
+void ValueAdmitter::set_slots(std::uint32_t n_slots) noexcept {
+  if (n_slots < n_slots_) n_freed_ -= std::min(n_freed_, n_slots_ - n_slots);
+  n_slots_ = n_slots;
+}
+
 void ValueAdmitter::on_remove(ExpertIndex expert) noexcept {
   admitted_[expert.value] = 0;
   n_freed_ = std::min(n_freed_ + 1, n_slots_);

@@ -31,7 +31,7 @@ class ValueAdmitter final : public Admitter {
   void on_remove(ExpertIndex expert) noexcept override;
   void seed(std::span<const PastUse> past, Step now) noexcept override { rates_.seed(past, now); }
   void set_costs(const PolicyCosts& costs) noexcept override { costs_ = costs; }
-  void set_slots(std::uint32_t n_slots) noexcept override { n_slots_ = n_slots; }
+  void set_slots(std::uint32_t n_slots) noexcept override;
   [[nodiscard]] bool admits(ExpertIndex newcomer, Step step) noexcept override;
   [[nodiscard]] bool admits_guest(ExpertIndex guest) noexcept override;
   [[nodiscard]] bool is_worth(ExpertIndex newcomer, ExpertIndex victim) const noexcept override;

@@ -76,6 +76,7 @@ class CheckedPolicy {
     policy_->on_insert(expert, step);
   }
   void access(ExpertIndex expert, Step step) { policy_->on_access(expert, step); }
+  void miss(ExpertIndex expert, Step step) { policy_->on_miss(expert, step); }
   void remove(ExpertIndex expert) {
     ASSERT_EQ(residents_.erase(expert), 1u);
     policy_->on_remove(expert);
@@ -145,6 +146,7 @@ std::vector<std::uint32_t> run(const std::string& spec, RunOptions options) {
       std::reverse(used.begin(), used.end());
       std::reverse(missing.begin(), missing.end());
     }
+    for (ExpertIndex expert : missing) policy.miss(expert, step);
     for (ExpertIndex expert : used) policy.access(expert, step);
     const std::size_t n_free = policy.n_slots() - policy.residents().size();
     const std::size_t n_victims = missing.size() - std::min(n_free, missing.size());

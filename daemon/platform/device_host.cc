@@ -26,8 +26,8 @@ struct Ledger {
 
 class HostPool final : public Pool {
  public:
-  HostPool(Memfd memory, std::shared_ptr<Ledger> ledger)
-      : memory_(std::move(memory)), ledger_(std::move(ledger)) {}
+  HostPool(Memfd memory, std::uint64_t bytes_backed_max, std::shared_ptr<Ledger> ledger)
+      : memory_(std::move(memory)), bytes_backed_max_(bytes_backed_max), ledger_(std::move(ledger)) {}
   ~HostPool() override {
     const std::lock_guard lock(ledger_->mutex);
     std::erase(ledger_->pools, this);
@@ -36,6 +36,7 @@ class HostPool final : public Pool {
   HostPool& operator=(const HostPool&) = delete;
 
   std::uint64_t bytes() const override { return memory_.bytes().size(); }
+  std::uint64_t bytes_backed_max() const override { return bytes_backed_max_; }
   int export_fd() const override { return memory_.fd(); }
   std::span<std::byte> host_view() override { return memory_.bytes(); }
   std::uint64_t bytes_backed() const override { return memory_.bytes_backed(); }
@@ -53,9 +54,14 @@ class HostPool final : public Pool {
     return ok();
   }
 
+  Status release(std::uint64_t offset, std::uint64_t n_bytes) override {
+    if (Status status = check_range(offset, n_bytes); !status) return status;
+    return memory_.release(offset, n_bytes);
+  }
+
   [[nodiscard]] std::uint64_t bytes_promised() const {
     const std::uint64_t backed = bytes_backed();
-    return bytes() > backed ? bytes() - backed : 0;
+    return bytes_backed_max_ > backed ? bytes_backed_max_ - backed : 0;
   }
 
  private:
@@ -66,6 +72,7 @@ class HostPool final : public Pool {
   }
 
   Memfd memory_;
+  const std::uint64_t bytes_backed_max_;
   std::shared_ptr<Ledger> ledger_;
 };
 
@@ -73,15 +80,18 @@ class HostDevice final : public Device {
  public:
   std::string_view name() const override { return "host"; }
 
-  Result<std::unique_ptr<Pool>> create_pool(std::string_view label, std::uint64_t bytes) override {
+  Result<std::unique_ptr<Pool>> create_pool(std::string_view label, PoolSize size) override {
     const std::lock_guard lock(ledger_->mutex);
-    if (Status status = check_room(label, bytes); !status) return std::move(status).error();
-    Result<Memfd> memory = Memfd::create(label, bytes, ClientAccess::kReadOnly);
+    if (Status status = check_room(label, size.bytes_backed_max); !status) return std::move(status).error();
+    Result<Memfd> memory = Memfd::create(
+        label, size.bytes,
+        size.bytes_backed_max < size.bytes ? ClientAccess::kReadOnlyReleasable : ClientAccess::kReadOnly);
     if (!memory) return std::move(memory).error();
     // Where shmem_enabled is "advise"; elsewhere extents become huge pages as reads reach them
-    // (huge_pages.h).
-    ::madvise(memory->bytes().data(), memory->bytes().size(), MADV_HUGEPAGE);
-    auto pool = std::make_unique<HostPool>(std::move(memory).value(), ledger_);
+    // (huge_pages.h). Not where slots come and go: a huge page across two of them is memory of both.
+    if (size.bytes_backed_max >= size.bytes)
+      ::madvise(memory->bytes().data(), memory->bytes().size(), MADV_HUGEPAGE);
+    auto pool = std::make_unique<HostPool>(std::move(memory).value(), size.bytes_backed_max, ledger_);
     ledger_->pools.push_back(pool.get());
     return std::unique_ptr<Pool>(std::move(pool));
   }

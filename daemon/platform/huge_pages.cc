@@ -33,7 +33,7 @@ HugePages::HugePages(std::span<std::byte> memory) {
   prepared_.resize((memory.size() - skipped) / kHugePageBytes, false);
 }
 
-std::string HugePages::prepare(const std::byte* begin, std::uint64_t n_bytes) {
+std::string HugePages::prepare(const std::byte* begin, std::uint64_t n_bytes, std::span<std::byte> whole) {
   if (prepared_.empty() || n_bytes == 0 || n_failures_ >= kFailuresMax) return {};
   const std::uint64_t from = begin > first_ ? static_cast<std::uint64_t>(begin - first_) : 0;
   const std::byte* const end = begin + n_bytes;
@@ -41,9 +41,11 @@ std::string HugePages::prepare(const std::byte* begin, std::uint64_t n_bytes) {
   const std::uint64_t last =
       std::min<std::uint64_t>((to + kHugePageBytes - 1) / kHugePageBytes, prepared_.size());
   for (std::uint64_t i = from / kHugePageBytes; i < last; ++i) {
-    if (prepared_[i]) continue;
+    std::byte* const extent = first_ + i * kHugePageBytes;
+    if (prepared_[i] || extent < whole.data() || extent + kHugePageBytes > whole.data() + whole.size())
+      continue;
     prepared_[i] = true;
-    if (collapse(first_ + i * kHugePageBytes)) continue;
+    if (collapse(extent)) continue;
     const int error_number = errno;
     n_failures_ = error_number == EINVAL ? kFailuresMax : n_failures_ + 1;
     if (n_failures_ < kFailuresMax) continue;
@@ -51,6 +53,16 @@ std::string HugePages::prepare(const std::byte* begin, std::uint64_t n_bytes) {
            (error_number == EINVAL ? " (needs Linux 6.1 with transparent huge pages)" : "");
   }
   return {};
+}
+
+void HugePages::forget(std::span<const std::byte> released) {
+  const std::byte* const end = released.data() + released.size();
+  if (prepared_.empty() || end <= first_) return;
+  const std::byte* const begin = std::max<const std::byte*>(released.data(), first_);
+  const auto from = static_cast<std::uint64_t>(begin - first_), to = static_cast<std::uint64_t>(end - first_);
+  for (std::uint64_t i = (from + kHugePageBytes - 1) / kHugePageBytes;
+       i < std::min<std::uint64_t>(to / kHugePageBytes, prepared_.size()); ++i)
+    prepared_[i] = false;
 }
 
 }  // namespace moecached

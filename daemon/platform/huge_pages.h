@@ -23,7 +23,14 @@ class HugePages {
   // Something is about to be written to these bytes. The first time that an extent is touched it becomes one
   // huge page, if the kernel can; which populates it, so that memory grows by 2 MiB a time.
   // Returns why the rest is left in small pages when that was just decided, otherwise nothing.
-  [[nodiscard]] std::string prepare(const std::byte* begin, std::uint64_t n_bytes);
+  [[nodiscard]] std::string prepare(const std::byte* begin, std::uint64_t n_bytes) {
+    return prepare(begin, n_bytes, {first_, prepared_.size() * kHugePageBytes});
+  }
+  // The same, for extents that lie within `whole` alone: memory that comes and goes at once.
+  [[nodiscard]] std::string prepare(const std::byte* begin, std::uint64_t n_bytes,
+                                    std::span<std::byte> whole);
+  // The memory of these bytes was given back: their extents count as untouched.
+  void forget(std::span<const std::byte> released);
 
  private:
   std::byte* first_ = nullptr;  // extent

@@ -59,10 +59,19 @@ Result<UniqueFd> make_memfd(const std::string& name) {
   return fd;
 }
 
+// Another description of the same file. The mode keeps those who receive it from opening it once more.
+Result<UniqueFd> reopen_for_reading(int fd) {
+  if (::fchmod(fd, 0400) != 0) return system_fault("fchmod", errno);
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  UniqueFd reader(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!reader) return system_fault("opening " + path + " for reading (is /proc mounted?)", errno);
+  return reader;
+}
+
 }  // namespace
 
 Result<Mapping> Mapping::map(int fd, std::uint64_t bytes, ClientAccess access) {
-  const int protection = access == ClientAccess::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
+  const int protection = access == ClientAccess::kReadWrite ? PROT_READ | PROT_WRITE : PROT_READ;
   void* const place = reserve_aligned(bytes);
   void* const address =
       ::mmap(place, bytes, protection, MAP_SHARED | (place != nullptr ? MAP_FIXED : 0), fd, 0);
@@ -110,12 +119,28 @@ Result<Memfd> Memfd::create(std::string_view label, std::uint64_t bytes, ClientA
   if (::fcntl(memory.fd(), F_ADD_SEALS, seals) != 0) {
     return system_fault("sealing " + what_was_asked(label, bytes) + " (needs Linux 5.1)", errno);
   }
-  if (access == ClientAccess::kReadOnly && Mapping::map(memory.fd(), bytes, ClientAccess::kReadWrite)) {
+  if (access == ClientAccess::kReadOnlyReleasable) {
+    Result<UniqueFd> reader = reopen_for_reading(memory.fd());
+    if (!reader) return std::move(reader).error().with_context(what_was_asked(label, bytes));
+    memory.fd_ = std::move(reader).value();
+  }
+  if (access != ClientAccess::kReadWrite && Mapping::map(memory.fd(), bytes, ClientAccess::kReadWrite)) {
     return Fault{FaultCode::kUnsupported, what_was_asked(label, bytes) +
-                                              " can still be mapped writable after sealing: "
+                                              " can still be mapped writable by those who get it: "
                                               "this kernel does not honour F_SEAL_FUTURE_WRITE"};
   }
   return memory;
+}
+
+Status Memfd::release(std::uint64_t offset, std::uint64_t bytes) noexcept {
+  // By the descriptor: F_SEAL_FUTURE_WRITE refuses it holes (EPERM), but not the mapping that was made
+  // before.
+  const std::uint64_t page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t begin = (offset + page - 1) / page * page, end = (offset + bytes) / page * page;
+  if (begin >= end) return ok();
+  if (::madvise(mapping_.bytes().data() + begin, end - begin, MADV_REMOVE) != 0)
+    return system_fault("madvise(MADV_REMOVE) of " + bytes_for_people(end - begin), errno);
+  return ok();
 }
 
 std::uint64_t Memfd::bytes_backed() const noexcept {

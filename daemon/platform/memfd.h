@@ -1,7 +1,12 @@
 // Memory that the daemon shares: a sealed memfd, which nobody can shrink under us (that would be SIGBUS) or
-// grow, and for ClientAccess::kReadOnly a receiver can neither map writable nor write nor punch holes. The
+// grow. For ClientAccess::kReadOnly a receiver can neither map writable nor write nor punch holes. The
 // daemon's own writable mapping is made before that seal and stays. Thread: any. Memory: populated by the
 // kernel page by page, as it is touched.
+//
+// The kernel refuses holes to everybody once that seal (F_SEAL_FUTURE_WRITE) is there. Memory that is to be
+// released in parts (kReadOnlyReleasable) goes without it: a receiver gets a descriptor that is open for
+// reading alone, of an inode that nobody may open for writing (0400). Root, and the daemon's own user, who
+// could stop it or trace it as well, can undo that; others cannot.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +20,7 @@
 
 namespace moecached {
 
-enum class ClientAccess : std::uint8_t { kReadOnly, kReadWrite };
+enum class ClientAccess : std::uint8_t { kReadOnly, kReadOnlyReleasable, kReadWrite };
 
 // A shared mapping of a descriptor, unmapped by the destructor.
 class Mapping {
@@ -42,6 +47,10 @@ class Memfd {
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] std::span<std::byte> bytes() const { return mapping_.bytes(); }  // writable
   [[nodiscard]] std::uint64_t bytes_backed() const noexcept;
+  // Punches a hole of the whole pages within: their memory is free, for every process that maps them, and
+  // reads as zero when it is touched again. REQUIRES: made as kReadOnlyReleasable; nothing has them pinned (a
+  // registered buffer would keep its own, stale copy).
+  [[nodiscard]] Status release(std::uint64_t offset, std::uint64_t bytes) noexcept;
 
  private:
   Memfd(UniqueFd fd, Mapping mapping) : fd_(std::move(fd)), mapping_(std::move(mapping)) {}

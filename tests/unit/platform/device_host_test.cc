@@ -34,5 +34,23 @@ TEST(HostDevice, CountsWhatOtherPoolsWerePromised) {
   EXPECT_TRUE(device->create_pool("third", most)) << "the promise ends with the pool";
 }
 
+// More addresses than memory: what counts is the memory, and it comes and goes.
+TEST(HostDevice, PromisesWhatMayBeBackedAndGivesItBack) {
+  const Result<MemoryInfo> info = read_memory_info();
+  ASSERT_TRUE(info);
+  const std::unique_ptr<Device> device = make_host_device();
+  Result<std::unique_ptr<Pool>> pool = device->create_pool("traded", {4 * info->available_bytes, 8u << 20});
+  ASSERT_TRUE(pool) << pool.error().text;
+  EXPECT_EQ((*pool)->bytes(), 4 * info->available_bytes);
+  EXPECT_EQ((*pool)->bytes_backed_max(), 8u << 20);
+  const std::vector<std::byte> slot(1u << 20, std::byte{1});
+  ASSERT_TRUE((*pool)->write(info->available_bytes, slot));
+  const std::uint64_t backed = (*pool)->bytes_backed();
+  EXPECT_GE(backed, slot.size());
+  ASSERT_TRUE((*pool)->release(info->available_bytes, slot.size()));
+  EXPECT_LE((*pool)->bytes_backed() + slot.size(), backed + 4096);
+  EXPECT_FALSE((*pool)->release((*pool)->bytes(), 1)) << "out of range";
+}
+
 }  // namespace
 }  // namespace moecached

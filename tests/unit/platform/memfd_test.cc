@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 
@@ -30,10 +32,12 @@ TEST(Memfd, IsCloseOnExec) {
 }
 
 TEST(Memfd, CanNeitherShrinkNorGrowNorGetMoreSeals) {
-  for (const ClientAccess access : {ClientAccess::kReadOnly, ClientAccess::kReadWrite}) {
+  for (const ClientAccess access :
+       {ClientAccess::kReadOnly, ClientAccess::kReadOnlyReleasable, ClientAccess::kReadWrite}) {
     const Result<Memfd> memory = Memfd::create("test", kBytes, access);
     ASSERT_TRUE(memory);
     EXPECT_EQ(::ftruncate(memory->fd(), 0), -1);
+    if (access == ClientAccess::kReadOnlyReleasable) continue;  // a descriptor for reading: refused as such
     EXPECT_EQ(errno, EPERM);
     EXPECT_EQ(::ftruncate(memory->fd(), 2 * kBytes), -1);
     EXPECT_EQ(::fcntl(memory->fd(), F_ADD_SEALS, F_SEAL_WRITE), -1);
@@ -88,6 +92,32 @@ TEST(Memfd, NamesTheBytesWhenRefused) {
 TEST(Memfd, TakesLabelsOfAnyLength) {
   EXPECT_TRUE(Memfd::create(std::string(5000, 'x'), kBytes, ClientAccess::kReadOnly));
   EXPECT_TRUE(Memfd::create("", kBytes, ClientAccess::kReadOnly));
+}
+
+TEST(Memfd, GivesWholePagesBackAndClientsCanNeitherWriteNorDoSo) {
+  Result<Memfd> memory = Memfd::create("test", kBytes, ClientAccess::kReadOnlyReleasable);
+  ASSERT_TRUE(memory) << memory.error().text;
+  const Result<Mapping> reader = Mapping::map(memory->fd(), kBytes, ClientAccess::kReadOnly);
+  ASSERT_TRUE(reader) << reader.error().text;
+  std::ranges::fill(memory->bytes(), std::byte{7});
+  EXPECT_EQ(memory->bytes_backed(), kBytes);
+  EXPECT_EQ(reader->bytes()[kBytes / 2], std::byte{7});
+  ASSERT_TRUE(memory->release(4096 + 1, 3 * 4096)) << "parts of the first and the last page stay";
+  EXPECT_EQ(memory->bytes_backed(), kBytes - 2 * 4096);
+  EXPECT_EQ(memory->bytes()[2 * 4096 - 1], std::byte{7});
+  EXPECT_EQ(reader->bytes()[2 * 4096], std::byte{0}) << "for who has mapped it as well";
+  EXPECT_EQ(memory->bytes()[4 * 4096], std::byte{7});
+  ASSERT_TRUE(memory->release(1, 4094)) << "no whole page: nothing to do";
+  EXPECT_EQ(memory->bytes()[5], std::byte{7});
+  memory->bytes()[2 * 4096] = std::byte{9};
+  EXPECT_EQ(reader->bytes()[2 * 4096], std::byte{9}) << "and is the same memory when it is filled again";
+
+  EXPECT_FALSE(Mapping::map(memory->fd(), kBytes, ClientAccess::kReadWrite));
+  EXPECT_EQ(::pwrite(memory->fd(), "x", 1, 0), -1);
+  EXPECT_EQ(::fallocate(memory->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
+  struct stat status {};
+  ASSERT_EQ(::fstat(memory->fd(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0400u) << "nobody else may open it for writing";
 }
 
 }  // namespace

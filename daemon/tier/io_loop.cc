@@ -336,7 +336,9 @@ void IoLoop::remove_file(std::uint32_t file) {
   files_[file] = OpenFile{};
 }
 
-void IoLoop::add_region(std::span<std::byte> region) { regions_.add(region); }
+void IoLoop::add_region(std::span<std::byte> region, std::vector<SlotWindow> traded) {
+  regions_.add(region, std::move(traded));
+}
 
 void IoLoop::remove_region(std::span<std::byte> region) {
   regions_.remove(region);

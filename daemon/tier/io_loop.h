@@ -40,7 +40,8 @@ class IoLoop {
   void stop() { stopping_ = true; }
   void add_file(std::uint32_t file, ReadableFile opened);
   void remove_file(std::uint32_t file);
-  void add_region(std::span<std::byte> region);
+  void add_region(std::span<std::byte> region, std::vector<SlotWindow> traded);
+  void released(std::span<const std::byte> memory) { regions_.released(memory); }
   void remove_region(std::span<std::byte> region);
 
   ReadEngine& engine() { return *engine_; }  // wake() for any thread

@@ -1,6 +1,8 @@
 #include "daemon/tier/region_registry.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace moecached {
 namespace {
@@ -11,11 +13,12 @@ constexpr std::uint64_t kChunksPerRegion =
 
 }  // namespace
 
-void RegionRegistry::add(std::span<std::byte> region) {
+void RegionRegistry::add(std::span<std::byte> region, std::vector<SlotWindow> traded) {
   if (region.empty()) return;
   const std::uint64_t share =
       (region.size() / kChunksPerRegion + kChunkBytesMin - 1) / kChunkBytesMin * kChunkBytesMin;
-  Region entry{region, HugePages(region), std::clamp(share, kChunkBytesMin, kRegisterBytesMax), {}};
+  Region entry{
+      region, HugePages(region), std::clamp(share, kChunkBytesMin, kRegisterBytesMax), {}, std::move(traded)};
   entry.bytes_read.assign((region.size() + entry.chunk_bytes - 1) / entry.chunk_bytes, 0);
   regions_.push_back(std::move(entry));
 }
@@ -41,12 +44,29 @@ RegionRegistry::Region* RegionRegistry::region_of(const std::byte* memory) {
 
 std::string RegionRegistry::prepare(const std::byte* memory, std::uint64_t n_bytes) {
   Region* const region = region_of(memory);
-  return region == nullptr ? std::string() : region->huge_pages.prepare(memory, n_bytes);
+  if (region == nullptr) return {};
+  if (region->traded.empty()) return region->huge_pages.prepare(memory, n_bytes);
+  return region->huge_pages.prepare(memory, n_bytes, slot_around(*region, memory));
+}
+
+// Empty between two windows.
+std::span<std::byte> RegionRegistry::slot_around(const Region& region, const std::byte* memory) {
+  const auto offset = static_cast<std::uint64_t>(memory - region.memory.data());
+  const auto behind = std::ranges::upper_bound(region.traded, offset, {}, &SlotWindow::offset);
+  if (behind == region.traded.begin()) return {};
+  const SlotWindow& window = *std::prev(behind);
+  const std::uint64_t slot = (offset - window.offset) / window.slot_bytes;
+  if (slot >= window.n_slots) return {};
+  return region.memory.subspan(window.offset + slot * window.slot_bytes, window.slot_bytes);
+}
+
+void RegionRegistry::released(std::span<const std::byte> memory) {
+  if (Region* const region = region_of(memory.data())) region->huge_pages.forget(memory);
 }
 
 std::string RegionRegistry::note_read(const std::byte* memory, std::uint64_t n_bytes) {
   Region* const region = refused_ ? nullptr : region_of(memory);
-  if (region == nullptr) return {};
+  if (region == nullptr || !region->traded.empty()) return {};
   // A read across two chunks counts for the first: what matters is that it gets there, not when.
   const auto chunk = static_cast<std::size_t>(memory - region->memory.data()) / region->chunk_bytes;
   if (region->bytes_read[chunk] == kRegistered) return {};

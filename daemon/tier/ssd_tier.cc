@@ -116,7 +116,13 @@ class SsdTierImpl final : public SsdTier {
   }
 
   void register_region(std::span<std::byte> region) override {
-    on_io_thread([&] { loop_->add_region(region); });
+    on_io_thread([&] { loop_->add_region(region, {}); });
+  }
+  void register_traded_region(std::span<std::byte> region, std::vector<SlotWindow> slots) override {
+    on_io_thread([&] { loop_->add_region(region, std::move(slots)); });
+  }
+  void released(std::span<const std::byte> memory) override {
+    on_io_thread([&] { loop_->released(memory); });
   }
   void unregister_region(std::span<std::byte> region) override {
     on_io_thread([&] { loop_->remove_region(region); });

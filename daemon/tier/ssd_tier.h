@@ -10,10 +10,12 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "daemon/base/ids.h"
 #include "daemon/base/result.h"
 #include "daemon/platform/fd.h"
+#include "daemon/tier/slot_window.h"
 
 namespace moecached {
 
@@ -83,6 +85,11 @@ class SsdTier {
   [[nodiscard]] virtual std::uint32_t direct_alignment(FileId file) const = 0;
   // Memory that reads will go to, registered with io_uring where memlock permits; otherwise nothing happens.
   virtual void register_region(std::span<std::byte> region) = 0;
+  // The same for memory whose slots (windows ascending) are given back one by one, of which released() is
+  // told: never registered.
+  virtual void register_traded_region(std::span<std::byte> region, std::vector<SlotWindow> slots) = 0;
+  // REQUIRES: no read goes there.
+  virtual void released(std::span<const std::byte> memory) = 0;
   virtual void unregister_region(std::span<std::byte> region) = 0;
   // Returns how many were accepted, in order; fewer than given when max_requests are outstanding.
   [[nodiscard]] virtual std::size_t submit(std::span<const ReadRequest> requests) = 0;

@@ -4,6 +4,8 @@
 
 #include <map>
 
+#include "daemon/platform/memfd.h"
+
 namespace moecached {
 namespace {
 
@@ -98,6 +100,42 @@ TEST_F(Regions, ARefusalIsReportedOnceAndNotTriedAgainUntilSomethingIsRemoved) {
   EXPECT_FALSE(registry_.refused());
   EXPECT_EQ(registry_.note_read(a.data(), kMiB), "");
   EXPECT_EQ(engine_.registered.size(), 1u);
+}
+
+// Slots that come and go: the kernel would write into the pages that it pinned, not into those that are
+// there.
+TEST_F(Regions, MemoryWithTradedSlotsIsNeverRegistered) {
+  const std::span<std::byte> memory = region(1, 64 * kMiB);
+  registry_.add(memory, {{.offset = 0, .slot_bytes = kMiB, .n_slots = 64}});
+  for (int round = 0; round < 3; ++round) {
+    for (std::uint64_t mib = 0; mib < 64; ++mib)
+      EXPECT_EQ(registry_.note_read(memory.data() + mib * kMiB, kMiB), "");
+  }
+  EXPECT_TRUE(engine_.registered.empty());
+  EXPECT_FALSE(registry_.refused());
+  registry_.remove(memory);
+}
+
+TEST_F(Regions, HugePagesOfTradedSlotsLieWithinOneSlotAndComeAgainAfterARelease) {
+  auto memory = Memfd::create("traded", 8 * kHugePageBytes, ClientAccess::kReadOnlyReleasable);
+  ASSERT_TRUE(memory) << memory.error().text;
+  // Two windows; slots of one and a half extents: of the first window slot 0 holds extent 0, slot 1 extent 2.
+  const std::uint64_t slot_bytes = kHugePageBytes * 3 / 2;
+  registry_.add(memory->bytes(), {{.offset = 0, .slot_bytes = slot_bytes, .n_slots = 2},
+                                  {.offset = 4 * kHugePageBytes, .slot_bytes = slot_bytes, .n_slots = 2}});
+  std::byte* const slot1 = memory->bytes().data() + slot_bytes;
+  const std::string refused = registry_.prepare(slot1, slot_bytes);
+  if (!refused.empty()) GTEST_SKIP() << refused;
+  if (memory->bytes_backed() == 0) GTEST_SKIP() << "no huge page to be had";
+  EXPECT_EQ(memory->bytes_backed(), kHugePageBytes);
+  EXPECT_EQ(registry_.prepare(memory->bytes().data() + 3 * kHugePageBytes, kHugePageBytes), "");
+  EXPECT_EQ(memory->bytes_backed(), kHugePageBytes) << "between two windows";
+  ASSERT_TRUE(memory->release(slot_bytes, slot_bytes));
+  registry_.released({slot1, slot_bytes});
+  EXPECT_EQ(memory->bytes_backed(), 0u);
+  EXPECT_EQ(registry_.prepare(slot1, slot_bytes), "");
+  EXPECT_EQ(memory->bytes_backed(), kHugePageBytes);
+  registry_.remove(memory->bytes());
 }
 
 }  // namespace

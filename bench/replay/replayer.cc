@@ -17,8 +17,15 @@ class Replayer {
         n_pools_(options.private_pools ? options.n_lanes : 1) {}
 
   Status begin() {
-    ModelShape shape{.layers = {}, .policy = options_.policy};
-    for (const std::uint32_t n : options_.n_slots) shape.layers.push_back({trace_.header().n_experts, n});
+    ModelShape shape{.layers = {},
+                     .policy = options_.policy,
+                     .scope = options_.scope,
+                     .n_expert_used = trace_.header().n_used};
+    const std::uint32_t n_experts = trace_.header().n_experts;
+    // A trace names no slot classes: all its layers are of one.
+    for (const std::uint32_t n : options_.n_slots)
+      shape.layers.push_back(
+          {.n_experts = n_experts, .n_slots = n, .n_slots_max = slot_room(options_.scope, n, n_experts)});
     for (std::uint32_t i = 0; i < n_pools_; ++i) {
       auto pool = InstantPool::create(shape, options_.mode, options_.private_pools ? 1 : options_.n_lanes);
       if (!pool) return std::move(pool).error();
@@ -48,6 +55,7 @@ class Replayer {
 
   ReplayResult finish() {
     result_.layers.resize(n_layers_);
+    result_.n_slots.resize(n_layers_);
     for (const auto& pool : pools_) {
       const std::span<const LayerCounters> counters = pool->counters();
       for (std::uint32_t l = 0; l < n_layers_; ++l) {
@@ -57,6 +65,7 @@ class Replayer {
         result_.layers[l].insertions += counters[l].insertions;
         result_.layers[l].evictions += counters[l].evictions;
         result_.layers[l].leases += counters[l].leases;
+        result_.n_slots[l] += pool->slots(LayerIndex(l));
       }
     }
     // Two books were kept, the table of the shell and the brain's.

@@ -35,11 +35,13 @@ struct ReplayOptions {
   std::vector<std::uint32_t> n_slots;  // of each pool, by layer
   std::uint32_t n_lanes = 1;           // of the order
   bool private_pools = false;          // one for each lane instead of one for all
+  SlotScope scope = SlotScope::kLayer;
 };
 
 struct ReplayResult {
   Tally prefill, decode;
-  std::vector<LayerCounters> layers;  // the brain's, summed over the pools
+  std::vector<LayerCounters> layers;   // the brain's, summed over the pools
+  std::vector<std::uint32_t> n_slots;  // by layer, open at the end, summed over the pools
   std::uint64_t events_too_wide = 0;  // more experts than slots: what was absent was not loaded, but streamed
   double seconds = 0;                 // of processor time
   [[nodiscard]] Tally total() const;

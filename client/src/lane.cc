@@ -43,10 +43,12 @@ moecached_status Lane::resolve(std::uint32_t layer, const IdMatrix& ids, std::in
     return fail(MOECACHED_E_ARGUMENT,
                 "an expert id is not in [0, %u), or the row stride is not a multiple of 4", view.n_experts);
   }
-  if (n_distinct_ > view.n_slots) [[unlikely]] {
+  // A hint, as the daemon may change it at any time; it answers a lease that does not fit with a refusal.
+  const std::uint32_t n_open = load_relaxed(view.n_slots_open);
+  if (n_distinct_ > n_open) [[unlikely]] {
     end();
     return fail(MOECACHED_E_TOO_MANY, "%zu distinct experts, but the layer has %u slots: stream them",
-                n_distinct_, view.n_slots);
+                n_distinct_, n_open);
   }
   begin(layer);
   const std::uint64_t n_pairs = ids.rows * ids.cols;

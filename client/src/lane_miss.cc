@@ -4,6 +4,7 @@
 
 #include "client/src/error.h"
 #include "client/src/lane.h"
+#include "client/src/shared_words.h"
 
 namespace moecached::client {
 namespace {
@@ -39,12 +40,14 @@ moecached_status Lane::serve_absent(std::uint32_t layer, LaneChannel::Batch batc
                   model_.files.first_path());
     }
     if (load_entries(view) == 0) return MOECACHED_OK;
-    if (answer == Answer::kNoRoom) {
+    const std::uint32_t n_open = load_relaxed(view.n_slots_open);
+    // Refused: the layer has given slots to another since resolve() looked.
+    if (answer == Answer::kNoRoom || (answer == Answer::kRefused && n_distinct_ > n_open)) {
       return fail(MOECACHED_E_TOO_MANY,
                   "%zu distinct experts do not fit beside what decode uses or stalled processes keep of the "
                   "layer's %u slots: "
                   "stream them",
-                  n_distinct_, view.n_slots);
+                  n_distinct_, n_open);
     }
     if (answer != Answer::kGranted) break;
   }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "client/src/error.h"
+#include "client/src/shared_words.h"
 
 namespace moecached::client {
 
@@ -36,7 +37,7 @@ moecached_status ModelMapping::open(Connection& connection, const ModelFiles& fi
   if (const auto status = check_model_segment(mapping->segment, facts, &mapping->layout)) return status;
   if (const auto status = WindowSet::map(mapping->layout, opened.pool, &mapping->windows)) return status;
   for (const LayerLayout& layer : mapping->layout.layers) {
-    mapping->views.push_back({layer.entries, layer.layer.n_experts, layer.layer.n_slots});
+    mapping->views.push_back({layer.entries, layer.layer.n_experts, layer.layer.n_slots, layer.n_slots_open});
   }
   *out = std::move(mapping);
   return MOECACHED_OK;
@@ -70,7 +71,7 @@ moecached_status Model::layer_info(std::uint32_t layer, moecached_layer_info* ou
   out->block = facts.block;
   out->n_experts = facts.n_experts;
   out->n_parts = facts.n_parts;
-  out->n_slots = facts.n_slots;
+  out->n_slots = load_relaxed(mapping->layout.layers[layer].n_slots_open);
   out->n_window_slots = window.n_window_slots;
   out->slot_stride = facts.slot_stride;
   out->window = window.address;

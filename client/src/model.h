@@ -25,7 +25,8 @@ class Lane;
 struct LayerView {
   const std::int32_t* entries = nullptr;
   std::uint32_t n_experts = 0;
-  std::uint32_t n_slots = 0;
+  std::uint32_t n_slots = 0;  // ids are below it
+  const std::uint32_t* n_slots_open = nullptr;
 };
 
 struct ModelMapping {

@@ -66,6 +66,7 @@ const char* bad_layer(const moecached_shm_layer& layer, const moecached_shm_mode
   if (layer.n_experts < 1 || layer.n_experts > MOECACHED_MAX_EXPERTS) return "number of experts";
   if (layer.n_parts < 1 || layer.n_parts > MOECACHED_MAX_PARTS) return "number of parts";
   if (layer.n_slots < 1 || layer.n_slots > layer.n_experts) return "number of slots";
+  if (layer.n_slots_open < 1 || layer.n_slots_open > layer.n_slots) return "number of open slots";
   if (!fits(layer.first_part, layer.n_parts, 1, model.n_parts)) return "parts of a layer";
   if (!fits(model.table_offset, std::uint64_t{layer.table_first} + layer.n_experts, sizeof(std::int32_t),
             segment_bytes)) {
@@ -169,7 +170,8 @@ moecached_status check_model_segment(const Mapping& segment, const ModelSegmentF
   for (std::uint32_t i = 0; i < model.n_layers; ++i) {
     LayerLayout& layout = out->layers[i];
     moecached_shm_layer& layer = layout.layer;
-    std::memcpy(&layer, segment.data() + model.layers_offset + i * sizeof layer, sizeof layer);
+    const std::byte* const at = segment.data() + model.layers_offset + i * sizeof layer;
+    std::memcpy(&layer, at, sizeof layer);
     if (const char* bad = bad_layer(layer, model, segment.bytes())) return layout_mismatch(bad);
     layout.parts.resize(layer.n_parts);
     std::memcpy(layout.parts.data(),
@@ -180,6 +182,8 @@ moecached_status check_model_segment(const Mapping& segment, const ModelSegmentF
     }
     layout.entries =
         reinterpret_cast<const std::int32_t*>(segment.data() + model.table_offset) + layer.table_first;
+    layout.n_slots_open =
+        reinterpret_cast<const std::uint32_t*>(at + offsetof(moecached_shm_layer, n_slots_open));
     out->n_experts_max = std::max(out->n_experts_max, layer.n_experts);
   }
   return MOECACHED_OK;

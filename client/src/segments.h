@@ -45,7 +45,8 @@ struct SessionLayout {
 struct LayerLayout {
   moecached_shm_layer layer{};
   std::vector<moecached_shm_part> parts;
-  const std::int32_t* entries = nullptr;  // the layer's slot table, in the mapped segment
+  const std::int32_t* entries = nullptr;        // the layer's slot table, in the mapped segment
+  const std::uint32_t* n_slots_open = nullptr;  // in the mapped segment: the daemon changes it
 };
 
 struct ModelLayout {

@@ -11,7 +11,7 @@ namespace {
 // Memory that a process without its daemon should be content with: as many slots as it had there, and enough
 // that two lanes decoding at once do not evict each other.
 std::uint32_t usual_private_slots(const moecached_shm_layer& layer, const moecached_shm_model& model) {
-  return std::min(layer.n_experts, std::max(layer.n_slots, 2 * model.n_expert_used));
+  return std::min(layer.n_experts, std::max(layer.n_slots_open, 2 * model.n_expert_used));
 }
 
 // The sizes of one window; false if they do not fit into 64 bits.
@@ -20,8 +20,8 @@ bool geometry_of(const moecached_shm_layer& layer, const moecached_shm_model& mo
   const std::uint64_t page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const std::uint64_t first =
       layer.window_bytes / layer.slot_stride + (layer.window_bytes % layer.slot_stride != 0);
-  // One for every expert, so that resolve() keeps its promise (n_slots distinct experts) however many lanes
-  // hold others pinned. They are addresses; only those that get used take memory.
+  // One for every expert, so that resolve() keeps its promise (as many distinct experts as there are slots)
+  // however many lanes hold others pinned. They are addresses; only those that get used take memory.
   out->n_slots = layer.n_experts;
   out->n_slots_usual = usual_private_slots(layer, model);
   const std::uint64_t n_window_slots = first + out->n_slots;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "daemon/base/result.h"
+#include "daemon/base/slot_scope.h"
 #include "daemon/tier/ssd_tier.h"
 
 namespace moecached {
@@ -45,6 +46,7 @@ struct Config {
 
   std::uint64_t pool_bytes = 0;  // all slots of all models; derived from kDefaultPool
   SlotsSpec slots;               // per layer
+  SlotScope slot_scope = SlotScope::kGlobal;
   std::string policy = "slru";
   std::string policy_directory;  // of policy libraries; empty: none are loaded
   std::uint64_t stream_bytes =

@@ -185,6 +185,15 @@ Status parse_policy(std::string_view text, std::string* out) {
   return ok();
 }
 
+Status parse_scope(std::string_view text, SlotScope* out) {
+  std::string name;
+  if (Status known = parse_choice(text, {"layer", "global"}, &name); !known) return known;
+  *out = name == "layer" ? SlotScope::kLayer : SlotScope::kGlobal;
+  return ok();
+}
+
+std::string print_scope(SlotScope scope) { return scope == SlotScope::kLayer ? "layer" : "global"; }
+
 Status parse_engine(std::string_view text, SsdEngine* out) {
   std::string name;
   Status known = parse_choice(text, {"auto", "io_uring", "pread"}, &name);
@@ -245,6 +254,10 @@ constexpr std::array kSettings = {
             "slots of each layer: a number, a share of its experts, or what the pool allows (auto)",
             [](C& c, T t) { return parse_slots(t, &c.slots); },
             [](const C& c) { return print_slots(c.slots); }},
+    Setting{"pool.scope", "", kText, "layer|global",
+            "layer: each layer keeps its slots; global: layers with experts of one size trade them (global)",
+            [](C& c, T t) { return parse_scope(t, &c.slot_scope); },
+            [](const C& c) { return print_scope(c.slot_scope); }},
     Setting{"policy.default", "policy", kText, "SPEC", "eviction policy of models to come (slru)",
             [](C& c, T t) { return parse_policy(t, &c.policy); }, [](const C& c) { return c.policy; }},
     Setting{"policy.directory", "", kText, "PATH",

@@ -46,15 +46,25 @@ bool starts_tier(std::string_view part) {
 }
 
 struct Tier {
-  std::string text;                // as given, for faults
-  std::string name;                // of kTiers
-  std::string policy;              // with its options
-  std::string slots, bytes, free;  // empty: not given
+  std::string text;                       // as given, for faults
+  std::string name;                       // of kTiers
+  std::string policy;                     // with its options
+  std::string slots, bytes, free, scope;  // empty: not given
 };
 
 bool is_size(std::string_view field) {
   return !field.empty() && (std::isdigit(static_cast<unsigned char>(field.front())) != 0 ||
                             lower(field) == "auto" || lower(field).starts_with("free-"));
+}
+
+bool is_scope(std::string_view field) { return lower(field) == "layer" || lower(field) == "global"; }
+
+Status take_scope(std::string_view field, Tier* tier) {
+  if (tier->name != "ram")
+    return invalid(quoted(tier->text) + ": " + lower(field) + " is for the tier RAM: leave it out");
+  if (!tier->scope.empty()) return invalid(quoted(tier->text) + " has two scopes: leave one out");
+  tier->scope = lower(field);
+  return ok();
 }
 
 Status take_size(std::string_view field, Tier* tier) {
@@ -73,9 +83,20 @@ Status take_size(std::string_view field, Tier* tier) {
 
 Result<Tier> parse_tier(const std::string& text) {
   std::vector<std::string_view> fields = split(text, ':');
-  Tier tier{.text = text, .name = lower(fields.front()), .policy = {}, .slots = {}, .bytes = {}, .free = {}};
-  while (fields.size() > 1 && is_size(fields.back())) {
-    if (Status taken = take_size(fields.back(), &tier); !taken) return Fault(taken.error());
+  Tier tier{.text = text,
+            .name = lower(fields.front()),
+            .policy = {},
+            .slots = {},
+            .bytes = {},
+            .free = {},
+            .scope = {}};
+  const auto ends_in_scope = [&] {  // and not in the name of a library, lib:global
+    return is_scope(fields.back()) && lower(fields[fields.size() - 2]) != "lib";
+  };
+  while (fields.size() > 1 && (is_size(fields.back()) || ends_in_scope())) {
+    const Status taken =
+        is_scope(fields.back()) ? take_scope(fields.back(), &tier) : take_size(fields.back(), &tier);
+    if (!taken) return Fault(taken.error());
     fields.pop_back();
   }
   for (std::size_t i = 1; i < fields.size(); ++i) {
@@ -169,6 +190,7 @@ Result<std::vector<TierSetting>> parse_tiers(std::string_view text) {
     }
     settings.push_back({"policy.default", tier.policy});
     settings.push_back({"pool.slots", given_or(tier.slots, "auto")});
+    settings.push_back({"pool.scope", given_or(tier.scope, "global")});
     if (!tier.bytes.empty() && !tier.free.empty())
       return invalid(quoted(tier.text) + " gives the memory twice: write either its size or free-, not both");
     Result<std::string> memory = given_or(tier.bytes, kDefaultPool);
@@ -187,7 +209,7 @@ std::string print_tiers(const Config& config) {
     text.append(":free-").append(print_bytes(config.gpu.keep_free)).append(",");
   }
   text.append("RAM:").append(config.policy).append(":").append(get(config, "pool.slots"));
-  text.append(":").append(print_bytes(config.pool_bytes));
+  text.append(":").append(print_bytes(config.pool_bytes)).append(":").append(get(config, "pool.scope"));
   return text.append(",SSD:stream:").append(print_bytes(config.stream_bytes));
 }
 

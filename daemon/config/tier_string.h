@@ -3,13 +3,14 @@
 //   GPU:slru:128,RAM:lfu:halve=64:25%:8GiB,SSD:stream
 //
 //   GPU:POLICY[:SIZE...]   gpu.policy, gpu.slots, gpu.bytes, gpu.keep_free. Not named: no GPU is served
-//   RAM:POLICY[:SIZE...]   policy.default, pool.slots, pool.bytes. Not named: as the other settings say
+//   RAM:POLICY[:SIZE...][:SCOPE]  policy.default, pool.slots, pool.bytes, pool.scope. Not named: as the other
+//                          settings say
 //   SSD:stream[:SIZE]      stream.bytes. Always there: experts come from the model's file
 //
 // SIZE: 128 slots of each layer, 25% of its experts, auto, 8GiB of memory, or free-1GiB: what is free less
-// that. One of slots, one of memory; a GPU takes memory and free- together. Names in any case. It is another
-// way to write the settings it names, which keep their limits, and knows nothing that they do not. Thread:
-// any.
+// that. One of slots, one of memory; a GPU takes memory and free- together. SCOPE: layer or global. Names in
+// any case. It is another way to write the settings it names, which keep their limits, and knows nothing that
+// they do not. Thread: any.
 #pragma once
 
 #include <string>

@@ -1,5 +1,7 @@
 #include "daemon/ipc/core.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 
 #include "daemon/base/check.h"
@@ -254,7 +256,18 @@ void Core::handle_message(SessionState& state, Lane& lane, const LaneMessage& me
   const std::uint64_t hits_before = hits_of(lane, message.layer);
   brain_.lease(lane.id, message.layer, message.ids, message.seq, message.epoch, phase);
   shadow(lane, message, phase, hits_before);
+  trade_slots(*lane.model, message.layer);
   carry_out_commands();
+}
+
+// Behind a lease alone: without misses there is nothing to gain, and the lane that asked is in no epoch.
+void Core::trade_slots(SharedModel& model, LayerIndex busy) {
+  if (brain_.trade_slots(model.id(), busy)) tell_open(model);
+}
+
+void Core::tell_open(SharedModel& model) const {
+  for (std::uint32_t l = 0; l < model.layout().layers.size(); ++l)
+    model.tell_open(LayerIndex(l), brain_.slots(model.id(), LayerIndex(l)));
 }
 
 void Core::handle_stream(SessionState& state, Lane& lane, const LaneMessage& message) {
@@ -350,6 +363,9 @@ void Core::carry_out_commands() {
         case CommandKind::kPublish:
           model->publish(command.layer, command.expert, command.slot);
           break;
+        case CommandKind::kRelease:
+          release(*model, command.layer, command.slot);
+          break;
         case CommandKind::kGrant:
           break;
       }
@@ -376,6 +392,19 @@ void Core::carry_out_commands() {
     }
     for (const GraceTicket& ticket : grace_done_) brain_.grace_done(ticket.model, ticket.layer, ticket.slot);
   }
+}
+
+// Commands behind this one may read into the slot that another layer gets for it.
+void Core::release(SharedModel& model, LayerIndex layer, SlotIndex slot) {
+  if (Status released = model.release(layer, slot); !released && !release_failed_) {
+    release_failed_ = true;
+    spdlog::warn(
+        "the pool takes more memory than pool.bytes: a slot that moved to another layer keeps its own: {}; "
+        "set pool.scope = layer",
+        released.error().text);
+  }
+  ssd_->released({model.slot(layer, slot), model.slot_bytes(layer)});
+  tell_open(model);
 }
 
 bool Core::waiting_on_lanes() const {

@@ -177,6 +177,9 @@ class Core {
   [[nodiscard]] static bool has_stalled(Lane& lane, std::uint64_t now);
   [[nodiscard]] std::span<const ExpertIndex> may_use(const Lane& lane, LayerIndex layer);
   void carry_out_commands();
+  void trade_slots(SharedModel& model, LayerIndex busy);
+  void release(SharedModel& model, LayerIndex layer, SlotIndex slot);
+  void tell_open(SharedModel& model) const;
   void load_planned();
   void shadow(const Lane& lane, const LaneMessage& message, Phase phase, std::uint64_t hits_before);
   [[nodiscard]] std::uint64_t hits_of(const Lane& lane, LayerIndex layer) const;
@@ -227,6 +230,7 @@ class Core {
   std::uint64_t turn_ = 0;
   std::uint64_t last_record_ns_ = 0;
   std::uint64_t last_sweep_ns_ = 0;
+  bool release_failed_ = false;      // and it was said
   std::vector<std::uint64_t> rung_;  // sessions whose doorbell rang this turn
   // Scratch, reused.
   std::vector<ReadTable::SlotDone> slot_done_;

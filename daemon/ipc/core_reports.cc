@@ -32,7 +32,7 @@ std::vector<ModelReport> Core::model_reports() const {
     report.sessions = model->sessions;
     report.n_expert_used = layout.n_expert_used;
     report.expert_bytes_total = layout.expert_bytes_total;
-    report.pool_bytes = model->pool().bytes();
+    report.pool_bytes = model->pool().bytes_backed_max();
     report.pool_bytes_backed = model->pool().bytes_backed();
     report.changed_on_disk = model->changed_on_disk;
     report.bytes_read = model->bytes_read;
@@ -44,7 +44,7 @@ std::vector<ModelReport> Core::model_reports() const {
       report.layers.push_back(
           {.block = layout.layers[l].block,
            .n_experts = layout.layers[l].n_experts,
-           .n_slots = model->n_slots()[l],
+           .n_slots = brain_.slots(model->id(), LayerIndex(static_cast<std::uint32_t>(l))),
            .resident = brain_.resident(model->id(), LayerIndex(static_cast<std::uint32_t>(l))),
            .slot_class = layout.layers[l].slot_class,
            .slot_bytes = layout.layers[l].slot_stride,

@@ -112,7 +112,7 @@ void Core::close_lane(SessionState& state, std::uint32_t index) {
 
 std::uint64_t Core::reserved_bytes() const {
   std::uint64_t bytes = 0;
-  for (const auto& [id, model] : models_) bytes += model->pool().bytes();
+  for (const auto& [id, model] : models_) bytes += model->pool().bytes_backed_max();
   return bytes;
 }
 
@@ -242,6 +242,7 @@ Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result
     }
   }
   // A model nobody uses makes room for one that somebody wants; the one idle for longest goes first.
+  if (config_.slot_scope == SlotScope::kGlobal) align_slots_to_pages(*layout);
   Result<std::vector<std::uint32_t>> slots = Fault{};
   for (;;) {
     const std::uint64_t reserved = reserved_bytes();
@@ -261,18 +262,21 @@ Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result
                                      .files = files.files,
                                      .layout = *std::move(layout),
                                      .n_slots = *std::move(slots),
+                                     .scope = config_.slot_scope,
                                      .stream_half = half,
                                      .boot_epoch = boot_epoch_};
   auto model = SharedModel::create(std::move(parameters), *device_);
   if (!model) return fail(std::move(model).error());
-  ModelShape shape{.layers = {}, .policy = config_.policy};
-  for (std::size_t l = 0; l < (*model)->n_slots().size(); ++l) {
-    shape.layers.push_back({(*model)->layout().layers[l].n_experts, (*model)->n_slots()[l]});
-  }
+  ModelShape shape = (*model)->shape();
+  shape.policy = config_.policy;
   if (auto added = brain_.add_model((*model)->id(), shape); !added) return fail(std::move(added).error());
   ++next_model_id_;
   (*model)->last_used = turn_;
-  ssd_->register_region((*model)->pool().host_view());
+  if (std::vector<SlotWindow> traded = (*model)->traded_slots(); !traded.empty()) {
+    ssd_->register_traded_region((*model)->pool().host_view(), std::move(traded));
+  } else {
+    ssd_->register_region((*model)->pool().host_view());
+  }
   models_[(*model)->id().value] = *model;
   uses_.add_model((*model)->id(), warm.key, (*model)->name(), shapes_of((*model)->layout()), warm.lists);
   if (!warm.lists.empty()) (void)prewarm((*model)->id().value, sum_of(warm.lists));
@@ -299,7 +303,7 @@ bool Core::drop_idle_model(std::uint64_t* freed) {
     if (model->sessions == 0 && (!oldest || model->last_used < oldest->last_used)) oldest = model;
   }
   if (!oldest) return false;
-  *freed = oldest->pool().bytes();
+  *freed = oldest->pool().bytes_backed_max();
   erase_model(oldest->id().value);
   return true;
 }

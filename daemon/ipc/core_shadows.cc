@@ -28,9 +28,11 @@ Result<Core::ShadowBasis> Core::shadow_basis(std::uint32_t id) const {
   }
   const auto model = find_model(ModelId(id));
   if (model == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id)};
+  basis.shape = model->shape();
   basis.shape.policy = brain_.policy(model->id());
-  for (std::size_t l = 0; l < model->n_slots().size(); ++l)
-    basis.shape.layers.push_back({model->layout().layers[l].n_experts, model->n_slots()[l]});
+  // As they are now: challengers trade on from there.
+  for (std::uint32_t l = 0; l < basis.shape.layers.size(); ++l)
+    basis.shape.layers[l].n_slots = brain_.slots(model->id(), LayerIndex(l));
   return basis;
 }
 

@@ -122,7 +122,7 @@ Status GpuModel::write_segment() {
                                     .window_bytes = 0,
                                     .slot_stride = 0,
                                     .shape = MOECACHED_SHAPE_HOST_ONLY,
-                                    .reserved0 = 0};
+                                    .n_slots_open = 0};
     for (std::size_t p = 0; p < from.parts.size(); ++p) {
       describe_part(from.parts[p], 0, &parts[first_part_[l] + p]);
       windows[first_part_[l] + p] = {plans_[l].parts[p].device_bytes, plans_[l].parts[p].host_bytes};

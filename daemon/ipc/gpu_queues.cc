@@ -46,6 +46,7 @@ void GpuService::carry_out_commands() {
           job.flip = model.to_device(command.layer, command.expert, command.slot);
           break;
         case CommandKind::kGrant:
+        case CommandKind::kRelease:  // device slots are not traded
           continue;
       }
       submit(model, std::move(job), std::move(pending));

@@ -299,7 +299,7 @@ bool HandleServer::open_model(Connection& connection, std::span<const std::byte>
   const int handles[] = {(*model)->segment_fd(), (*model)->pool().export_fd(), (*opened)->fd()};
   if (!delivered(send_packet(socket, std::as_bytes(std::span(&reply, 1)), handles))) return false;
   spdlog::info("model opened session={} model={} name={} pool_bytes={}", connection.session->id().value,
-               reply.model_id, name, reply.pool_bytes);
+               reply.model_id, name, (*model)->pool().bytes_backed_max());
   return true;
 }
 

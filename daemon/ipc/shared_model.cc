@@ -32,6 +32,10 @@ std::uint64_t pool_bytes_of(const ModelLayout& layout, std::span<const std::uint
   return bytes;
 }
 
+void align_slots_to_pages(ModelLayout& layout) {
+  for (LayerLayout& layer : layout.layers) layer.slot_stride = round_up(layer.slot_stride, kPage);
+}
+
 Result<std::vector<std::uint32_t>> plan_slots(const ModelLayout& layout, const SlotsSpec& spec,
                                               std::uint64_t budget) {
   // A share of each layer's experts, the same for all layers, cut to [top-k, all].
@@ -111,7 +115,10 @@ Result<std::shared_ptr<SharedModel>> SharedModel::create(Parameters p, Device& d
                kPage);
   auto segment = Memfd::create("model", segment_bytes, ClientAccess::kReadOnly);
   if (!segment) return std::move(segment).error();
-  auto pool = device.create_pool("pool", pool_bytes_of(p.layout, p.n_slots));
+  std::vector<std::uint32_t> room;
+  for (std::size_t l = 0; l < p.n_slots.size(); ++l)
+    room.push_back(slot_room(p.scope, p.n_slots[l], p.layout.layers[l].n_experts));
+  auto pool = device.create_pool("pool", {pool_bytes_of(p.layout, room), pool_bytes_of(p.layout, p.n_slots)});
   if (!pool) return std::move(pool).error();
   std::shared_ptr<SharedModel> model(new SharedModel(std::move(p), *std::move(pool), *std::move(segment)));
   model->write_segment();
@@ -122,6 +129,7 @@ SharedModel::SharedModel(Parameters parameters, std::unique_ptr<Pool> pool, Memf
     : p_(std::move(parameters)), pool_(std::move(pool)), segment_(std::move(segment)) {
   for (const LayerLayout& layer : p_.layout.layers) {
     limits_.push_back({layer.n_experts, static_cast<std::uint32_t>(layer.parts.size())});
+    room_.push_back(slot_room(p_.scope, p_.n_slots[room_.size()], layer.n_experts));
   }
 }
 
@@ -143,22 +151,22 @@ void SharedModel::write_segment() {
                                    .n_parts = static_cast<std::uint32_t>(from.parts.size()),
                                    .first_part = n_parts,
                                    .slot_class = from.slot_class,
-                                   .n_slots = p_.n_slots[l],
+                                   .n_slots = room_[l],
                                    .table_first = table_first,
                                    .host_first = 0,
                                    .window_offset = window,
-                                   .window_bytes = window_bytes(from, p_.n_slots[l]),
+                                   .window_bytes = window_bytes(from, room_[l]),
                                    .slot_stride = from.slot_stride,
                                    .shape = 0,
-                                   .reserved0 = 0};
+                                   .n_slots_open = p_.n_slots[l]};
     window_offset_.push_back(window);
     table_first_.push_back(table_first);
     window += layer[l].window_bytes;
     table_first += from.n_experts;
-    for (const PartLayout& source : from.parts)
-      describe_part(source, source.slot_offset, &part[n_parts++]);
+    for (const PartLayout& source : from.parts) describe_part(source, source.slot_offset, &part[n_parts++]);
   }
   model->table_offset = round_up(model->parts_offset + n_parts * sizeof(moecached_shm_part), 64);
+  layers_ = layer;
   table_ = reinterpret_cast<std::int32_t*>(base + model->table_offset);
   std::fill_n(table_, table_first, MOECACHED_ABSENT);
   model->model_id = p_.id.value;
@@ -178,9 +186,37 @@ void SharedModel::write_segment() {
 }
 
 std::byte* SharedModel::slot(LayerIndex layer, SlotIndex slot) {
-  DCHECK(slot.value < p_.n_slots[layer.value]);
+  DCHECK(slot.value < room_[layer.value]);
   return pool_->host_view().data() + window_offset_[layer.value] +
          slot.value * p_.layout.layers[layer.value].slot_stride;
+}
+
+ModelShape SharedModel::shape() const {
+  ModelShape shape{.layers = {}, .policy = {}, .scope = p_.scope, .n_expert_used = p_.layout.n_expert_used};
+  for (std::size_t l = 0; l < room_.size(); ++l) {
+    const LayerLayout& layer = p_.layout.layers[l];
+    shape.layers.push_back({.n_experts = layer.n_experts,
+                            .n_slots = p_.n_slots[l],
+                            .n_slots_max = room_[l],
+                            .slot_class = layer.slot_class});
+  }
+  return shape;
+}
+
+std::vector<SlotWindow> SharedModel::traded_slots() const {
+  std::vector<SlotWindow> windows;
+  if (pool_->bytes_backed_max() == pool_->bytes()) return windows;
+  for (std::size_t l = 0; l < room_.size(); ++l)
+    windows.push_back({window_offset_[l], p_.layout.layers[l].slot_stride, room_[l]});
+  return windows;
+}
+
+Status SharedModel::release(LayerIndex layer, SlotIndex slot) {
+  return pool_->release(window_offset_[layer.value] + slot.value * slot_bytes(layer), slot_bytes(layer));
+}
+
+void SharedModel::tell_open(LayerIndex layer, std::uint32_t n_slots) {
+  std::atomic_ref(layers_[layer.value].n_slots_open).store(n_slots, std::memory_order_relaxed);
 }
 
 std::atomic_ref<std::int32_t> SharedModel::entry(LayerIndex layer, ExpertIndex expert) {

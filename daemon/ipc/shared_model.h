@@ -18,6 +18,7 @@
 #include "daemon/platform/device.h"
 #include "daemon/platform/file.h"
 #include "daemon/platform/memfd.h"
+#include "daemon/residency/brain.h"
 #include "daemon/tier/ssd_tier.h"
 
 namespace moecached {
@@ -28,6 +29,8 @@ namespace moecached {
                                                             std::uint64_t budget);
 // Bytes of one half of a lane's stream buffer.
 [[nodiscard]] std::uint64_t plan_stream_half(const ModelLayout& layout, std::uint64_t stream_bytes_max);
+// Slots of whole pages, so that each can be given back by itself.
+void align_slots_to_pages(ModelLayout& layout);
 [[nodiscard]] std::uint64_t pool_bytes_of(const ModelLayout& layout, std::span<const std::uint32_t> n_slots);
 
 class SharedModel {
@@ -38,7 +41,8 @@ class SharedModel {
     std::vector<FileIdentity> identity;
     std::vector<FileId> files;
     ModelLayout layout;
-    std::vector<std::uint32_t> n_slots;  // per layer
+    std::vector<std::uint32_t> n_slots;  // per layer, open at first
+    SlotScope scope = SlotScope::kLayer;
     std::uint64_t stream_half = 0;
     std::uint64_t boot_epoch = 0;
   };
@@ -50,7 +54,8 @@ class SharedModel {
   [[nodiscard]] std::span<const FileIdentity> identity() const { return p_.identity; }
   [[nodiscard]] std::span<const FileId> files() const { return p_.files; }
   [[nodiscard]] FileId file(std::uint32_t shard) const { return p_.files[shard]; }
-  [[nodiscard]] std::span<const std::uint32_t> n_slots() const { return p_.n_slots; }
+  // What the brain is told of it, but for the policy: layers of one slot class trade if the scope is global.
+  [[nodiscard]] ModelShape shape() const;
   [[nodiscard]] std::span<const LayerLimits> limits() const { return limits_; }
   [[nodiscard]] std::uint64_t stream_bytes_per_lane() const { return 2 * p_.stream_half; }
   [[nodiscard]] Pool& pool() { return *pool_; }
@@ -59,6 +64,15 @@ class SharedModel {
   [[nodiscard]] std::uint64_t segment_bytes() const { return segment_.bytes().size(); }
 
   [[nodiscard]] std::byte* slot(LayerIndex layer, SlotIndex slot);
+  [[nodiscard]] std::uint64_t slot_bytes(LayerIndex layer) const {
+    return p_.layout.layers[layer.value].slot_stride;
+  }
+  // Of a pool whose slots are traded; otherwise empty.
+  [[nodiscard]] std::vector<SlotWindow> traded_slots() const;
+  // The slot has been closed: its memory goes back.
+  Status release(LayerIndex layer, SlotIndex slot);
+  // How many slots are open now: a hint that saves clients a lease.
+  void tell_open(LayerIndex layer, std::uint32_t n_slots);
   // The slot table entry: release, so that a lane which sees the slot sees its bytes.
   void publish(LayerIndex layer, ExpertIndex expert, SlotIndex slot);
   // Sequentially consistent: GraceTracker::begin must not look at the lanes before the entry is absent for
@@ -81,9 +95,11 @@ class SharedModel {
   std::unique_ptr<Pool> pool_;
   Memfd segment_;
   std::vector<LayerLimits> limits_;
+  std::vector<std::uint32_t> room_;  // slots, by layer
   std::vector<std::uint64_t> window_offset_;
   std::vector<std::uint32_t> table_first_;
   std::int32_t* table_ = nullptr;
+  moecached_shm_layer* layers_ = nullptr;
 };
 
 }  // namespace moecached

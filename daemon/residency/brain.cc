@@ -65,7 +65,12 @@ Status Brain::add_model(ModelId id, const ModelShape& shape) {
                      " slots for " + std::to_string(layer.n_experts) +
                      " experts; it needs 1 up to one per expert");
     }
-    n_slots_max = std::max(n_slots_max, layer.n_slots);
+    if (layer.room() < layer.n_slots || layer.room() > layer.n_experts) {
+      return invalid(name + ", MoE layer " + std::to_string(i) + ": room for " +
+                     std::to_string(layer.room()) + " slots, " + std::to_string(layer.n_slots) +
+                     " of them open, for " + std::to_string(layer.n_experts) + " experts");
+    }
+    n_slots_max = std::max(n_slots_max, layer.room());
     n_experts_max = std::max(n_experts_max, layer.n_experts);
   }
   auto policies = make_policies(shape.policy, shape.layers, state_->libraries);
@@ -74,6 +79,8 @@ Status Brain::add_model(ModelId id, const ModelShape& shape) {
   auto model = std::make_unique<ModelState>();
   model->policy = shape.policy;
   model->n_slots_max = n_slots_max;
+  model->n_expert_used = shape.n_expert_used;
+  if (shape.scope == SlotScope::kGlobal) model->trader = std::make_unique<SlotTrader>(shape);
   model->marks.resize(n_experts_max);
   model->counters.resize(shape.layers.size());
   model->layers.reserve(shape.layers.size());
@@ -81,7 +88,10 @@ Status Brain::add_model(ModelId id, const ModelShape& shape) {
     model->layers.push_back({.table = LayerTable({.model = id, .layer = LayerIndex(i)}, shape.layers[i],
                                                  std::move((*policies)[i]), model->counters[i]),
                              .queue = {},
-                             .loading = {}});
+                             .loading = {},
+                             .shape = shape.layers[i],
+                             .closing_for = {},
+                             .n_promised = 0});
   }
   state_->models.emplace(id, std::move(model));
   return ok();
@@ -162,7 +172,9 @@ void Brain::lane_closed(LaneId id) {
 }
 
 void Brain::routed(LaneId id, LayerIndex layer, std::span<const ExpertIndex> experts, Phase phase) {
-  (void)State::layer_of(*state_->open_lane(id).model, layer).table.touch(experts, phase);
+  ModelState& model = *state_->open_lane(id).model;
+  (void)State::layer_of(model, layer).table.touch(experts, phase);
+  if (model.trader && phase == Phase::kDecode) model.trader->use(layer, experts);
 }
 
 void Brain::lease(LaneId id, LayerIndex layer_index, std::span<const ExpertIndex> experts, std::uint32_t seq,
@@ -178,6 +190,7 @@ void Brain::lease(LaneId id, LayerIndex layer_index, std::span<const ExpertIndex
 
   // Counted before the older lease is dropped: what that sets off is a later event.
   const Step step = layer.table.touch(experts, phase);
+  if (model.trader && phase == Phase::kDecode) model.trader->use(layer_index, experts);
   ++model.counters[layer_index.value].leases;
   state_->drop(id);
   lane.lease.layer = layer_index;
@@ -219,7 +232,13 @@ void Brain::set_costs(ModelId id, LayerIndex layer, const PolicyCosts& costs) {
 void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return;
-  State::layer_of(*model, layer).table.grace_done(slot, state_->commands);
+  LayerState& from = State::layer_of(*model, layer);
+  if (!from.table.grace_done(slot, state_->commands)) return;
+  // Closed, behind kRelease: its memory is the other layer's.
+  LayerState& to = State::layer_of(*model, from.closing_for);
+  --to.n_promised;
+  to.table.open_slots(1);
+  state_->serve_queue(to);
 }
 
 void Brain::read_done(ModelId id, LayerIndex layer_index, SlotIndex slot, ReadOutcome outcome) {
@@ -255,6 +274,11 @@ std::uint32_t Brain::resident(ModelId id, LayerIndex layer) const {
 std::uint32_t Brain::free_slots(ModelId id, LayerIndex layer) const {
   ModelState* model = state_->find_model(id);
   return model == nullptr ? 0 : State::layer_of(*model, layer).table.n_free();
+}
+
+std::uint32_t Brain::slots(ModelId id, LayerIndex layer) const {
+  ModelState* model = state_->find_model(id);
+  return model == nullptr ? 0 : State::layer_of(*model, layer).table.n_slots();
 }
 
 bool Brain::is_absent(ModelId id, LayerIndex layer, ExpertIndex expert) const {

@@ -2,18 +2,23 @@
 // events in, commands out; no clock, no system call, no thread, no fence. The simulator and the daemon run
 // this same code.
 //
-// One slot: free -> loading -> resident -> evicting -> loading ...
+// One slot: free -> loading -> resident -> evicting -> loading ...   or, closed: resident -> closing ->
+// closed
 //   kUnpublish  the shell sets the slot table entry to absent, then waits until no lane can still use the
 //   slot
 //               (grace period), then calls grace_done
 //   kRead       the shell reads the expert into the slot, then calls read_done
 //   kPublish    the shell sets the entry to the slot
+//   kRelease    the slot is closed: the shell gives its memory back, before what the commands behind it begin
 //   kGrant      everything a lease asked for is resident and stays so until the lane's epoch is completed
 //
 // No deadlock: a lease is granted whole or holds nothing; each layer serves its queue in order; a lane has at
-// most one lease. Thread: core loop. Memory: sized by add_model and lane_opened.
+// most one lease. A layer has room for n_slots_max slots, of which some are open; layers of one slot class
+// may trade them, so that their sum stays what it is. Thread: core loop. Memory: sized by add_model and
+// lane_opened.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -22,6 +27,7 @@
 
 #include "daemon/base/ids.h"
 #include "daemon/base/result.h"
+#include "daemon/base/slot_scope.h"
 #include "daemon/policy/eviction_policy.h"
 
 namespace moecached {
@@ -30,12 +36,24 @@ class PolicyLibraries;
 
 struct LayerShape {
   std::uint32_t n_experts = 0;
-  std::uint32_t n_slots = 0;  // 1..n_experts
+  std::uint32_t n_slots = 0;      // open at first: 1..n_slots_max
+  std::uint32_t n_slots_max = 0;  // there are addresses for, at most n_experts; 0: n_slots
+  std::uint32_t slot_class = 0;   // layers of one class may trade slots
+  [[nodiscard]] std::uint32_t room() const { return n_slots_max == 0 ? n_slots : n_slots_max; }
 };
+
+// Addresses for the slots of a layer that begins with n_slots: all that it may come to have.
+[[nodiscard]] constexpr std::uint32_t slot_room(SlotScope scope, std::uint32_t n_slots,
+                                                std::uint32_t n_experts) {
+  if (scope == SlotScope::kLayer) return n_slots;
+  return std::min(2 * n_slots, n_experts);
+}
 
 struct ModelShape {
   std::vector<LayerShape> layers;
   std::string policy = "slru";
+  SlotScope scope = SlotScope::kLayer;
+  std::uint32_t n_expert_used = 0;  // top-k: trades leave a layer slots for two tokens, if it had them
 };
 
 enum class ReadOutcome : std::uint8_t { kOk, kIoError, kModelChanged };
@@ -52,20 +70,20 @@ enum class GrantStatus : std::uint8_t {  // = moecached_grant_status
 // it.
 enum class Phase : std::uint8_t { kDecode, kPrompt };
 
-enum class CommandKind : std::uint8_t { kUnpublish, kRead, kPublish, kGrant };
+enum class CommandKind : std::uint8_t { kUnpublish, kRead, kPublish, kGrant, kRelease };
 
 struct Command {
   CommandKind kind = CommandKind::kRead;
   GrantStatus status = GrantStatus::kOk;  // kGrant
   ModelId model;
   LayerIndex layer;       // all but kGrant
-  ExpertIndex expert;     // all but kGrant
+  ExpertIndex expert;     // all but kGrant and kRelease
   SlotIndex slot;         // all but kGrant
   LaneId lane;            // kGrant
   std::uint32_t seq = 0;  // kGrant
 };
 
-// What an undone eviction takes back: `leaving` was to make room in the slot.
+// What an undone eviction takes back: `leaving` was to make room in the slot, or the slot to be closed.
 struct Eviction {
   ModelId model;
   LayerIndex layer;
@@ -128,6 +146,19 @@ class Brain {
   void set_costs(ModelId model, LayerIndex layer, const PolicyCosts& costs);
   void grace_done(ModelId model, LayerIndex layer, SlotIndex slot);
 
+  // -- slots of a layer become more or fewer.
+  // More, for which the shell has memory: at most as many as there is room for. Returns how many.
+  std::uint32_t open_slots(ModelId model, LayerIndex layer, std::uint32_t n);
+  // One slot less of one layer; once its memory is given back (kRelease), one more of the other. False, and
+  // nothing changes: they are of different classes, `to` has no room, or `from` cannot spare one now: it
+  // would have fewer than two tokens need (or it began with), leases wait in it or would not fit any more,
+  // all is pinned, or a slot of it is closing already. An eviction that is undone undoes the whole.
+  bool move_slot(ModelId model, LayerIndex from, LayerIndex to);
+  // Of a model whose scope is global: moves a slot where the routing seen says that it is worth it
+  // (slot_trader.h), at most one. To be asked behind an event with misses in layer `busy`, which gives none:
+  // its experts are on their way. False: no trade.
+  bool trade_slots(ModelId model, LayerIndex busy);
+
   // -- events of lanes that do not move (a stopped process). Others must neither take what such a lane may be
   // using nor wait for it: what it holds counts as slots that the layer does not have, until epoch_completed.
   // A lease that does not fit beside it is answered with kNoRoom, at once; one that does waits for the
@@ -158,6 +189,7 @@ class Brain {
   [[nodiscard]] std::span<const LayerCounters> counters(ModelId model) const;   // one per layer
   [[nodiscard]] std::uint32_t resident(ModelId model, LayerIndex layer) const;  // slots
   [[nodiscard]] std::uint32_t free_slots(ModelId model, LayerIndex layer) const;
+  [[nodiscard]] std::uint32_t slots(ModelId model, LayerIndex layer) const;  // open now
   [[nodiscard]] bool is_absent(ModelId model, LayerIndex layer, ExpertIndex expert) const;
   [[nodiscard]] bool is_resident(ModelId model, LayerIndex layer, ExpertIndex expert) const;
   [[nodiscard]] std::vector<std::vector<double>> use_rates(ModelId model) const;  // the history, for seed()

@@ -44,9 +44,13 @@ void Brain::check_invariants() const {
                                       [&](const LaneState& lane) { return lane.model == model.get(); });
     CHECK(static_cast<std::uint32_t>(n_open) == model->n_open_lanes);
     n_open_lanes += model->n_open_lanes;
+    std::vector<std::uint32_t> n_promised(model->layers.size());
 
     for (std::uint32_t i = 0; i < model->layers.size(); ++i) {
       const LayerState& layer = model->layers[i];
+      CHECK(layer.table.n_closing() <= 1);
+      CHECK(State::n_taken(layer) <= layer.table.n_slots_max());
+      if (layer.table.n_closing() > 0) ++n_promised[layer.closing_for.value];
       LayerTable::Pins pins;
       pins.all.resize(layer.table.n_experts());
       pins.held.resize(layer.table.n_experts());
@@ -87,7 +91,20 @@ void Brain::check_invariants() const {
            at = LaneList::next(state.links, at)) {
         CHECK(layer.table.fits_beside_held(state.lanes[at].lease.experts));
       }
+      // Nor would anybody that is sent back to the queue wait for slots that are gone.
+      for (std::uint32_t at = layer.loading.first(); at != LaneList::kNone;
+           at = LaneList::next(state.links, at))
+        CHECK(state.lanes[at].lease.experts.size() <= layer.table.n_slots());
     }
+    // No trade makes slots or loses them.
+    std::map<std::uint32_t, std::int64_t> n_more;  // by slot class, than at first and were opened since
+    for (std::size_t i = 0; i < model->layers.size(); ++i) {
+      const LayerState& layer = model->layers[i];
+      CHECK(n_promised[i] == layer.n_promised);
+      n_more[layer.shape.slot_class] +=
+          std::int64_t{layer.table.n_slots()} + layer.table.n_closing() - layer.shape.n_slots;
+    }
+    for (const auto& [slot_class, n] : n_more) CHECK(n == 0);
   }
   std::size_t n_waiting = 0, n_open_flags = 0;
   for (const LaneState& lane : state.lanes) {

@@ -1,4 +1,5 @@
-// What the brain remembers, shared by brain.cc (events), leases.cc (who waits for what) and brain_check.cc.
+// What the brain remembers, shared by brain.cc (events), leases.cc (who waits for what), trades.cc (how many
+// slots a layer has) and brain_check.cc.
 // Private to this folder. Thread: core loop. Memory: owned by Brain.
 #pragma once
 
@@ -12,6 +13,7 @@
 #include "daemon/residency/brain.h"
 #include "daemon/residency/lane_list.h"
 #include "daemon/residency/layer_table.h"
+#include "daemon/residency/slot_trader.h"
 
 namespace moecached {
 
@@ -40,14 +42,20 @@ struct Hold {
 
 struct LayerState {
   LayerTable table;
-  LaneList queue;    // lanes whose lease is kQueued, served in this order
-  LaneList loading;  // lanes whose lease is kLoading
+  LaneList queue;                // lanes whose lease is kQueued, served in this order
+  LaneList loading;              // lanes whose lease is kLoading
+  LayerShape shape;              // as it began
+  LayerIndex closing_for;        // whose the slot is going to be; meaningful while one is closing
+  std::uint32_t n_promised = 0;  // slots that others are closing for this layer
 };
 
 struct ModelState {
   std::string policy;
   std::uint32_t n_open_lanes = 0;
   std::uint32_t n_slots_max = 0;
+  std::uint32_t n_expert_used = 0;
+  std::unique_ptr<SlotTrader> trader;         // scope global
+  std::vector<SlotTrader::Side> trade_sides;  // scratch
   std::vector<LayerCounters> counters;
   std::vector<LayerState> layers;
   std::vector<std::uint8_t> marks;  // scratch, one per expert of the widest layer
@@ -84,6 +92,14 @@ struct Brain::State {
   void load_ended(LayerState& layer, ExpertIndex expert, ReadOutcome outcome);
   void queue_again(LayerState& layer,
                    ExpertIndex expert);  // leases that wait for an expert without a slot; serves nobody
+
+  // trades.cc
+  [[nodiscard]] bool can_spare_slot(const ModelState& model, const LayerState& layer) const;
+  // Of its addresses: those that are open, will be, or still hold memory.
+  [[nodiscard]] static std::uint32_t n_taken(const LayerState& layer) {
+    return layer.table.n_slots() + layer.table.n_closing() + layer.n_promised;
+  }
+  void trade_undone(ModelState& model, LayerState& from);  // the slot that was closing stays open
 
   // holds.cc
   void add_hold(LaneId id, LayerIndex layer, std::span<const ExpertIndex> experts, std::uint64_t epoch);

@@ -79,6 +79,7 @@ bool Brain::undo_eviction(const Eviction& eviction, LaneId lane, std::uint64_t e
       layer.table.undo_eviction(eviction.slot, eviction.leaving, true, &coming, state_->commands);
   if (undo == LayerTable::Undo::kIgnored) return false;
   if (undo == LayerTable::Undo::kNoRoom) state_->queue_again(layer, coming);
+  if (undo == LayerTable::Undo::kKept) state_->trade_undone(*model, layer);
   hold(lane, eviction.layer, {&eviction.leaving, 1}, epoch);
   return true;
 }
@@ -91,7 +92,11 @@ bool Brain::cancel_eviction(const Eviction& eviction) {
   const LayerTable::Undo undo =
       layer.table.undo_eviction(eviction.slot, eviction.leaving, false, &coming, state_->commands);
   if (undo == LayerTable::Undo::kIgnored) return false;
-  state_->queue_again(layer, coming);
+  if (undo == LayerTable::Undo::kKept) {
+    state_->trade_undone(*model, layer);
+  } else {
+    state_->queue_again(layer, coming);
+  }
   state_->serve_queue(layer);
   return true;
 }

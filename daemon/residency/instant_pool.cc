@@ -10,7 +10,6 @@ namespace moecached {
 InstantPool::InstantPool(const ModelShape& shape, MissMode mode) : mode_(mode) {
   std::uint32_t n = 0, widest = 0;
   for (const LayerShape& layer : shape.layers) {
-    n_slots_.push_back(layer.n_slots);
     first_.push_back(n);
     n += layer.n_experts;
     widest = std::max(widest, layer.n_experts);
@@ -37,9 +36,10 @@ InstantPool::Outcome InstantPool::event(LaneId lane, LayerIndex layer, std::span
   if (mode_ == MissMode::kCovered || !missed) {
     brain_.routed(lane, layer, experts, phase);
     if (missed) promote(layer, experts, phase);
+    if (missed) trade(layer);
     return outcome_;
   }
-  if (experts.size() > n_slots_[layer.value]) {
+  if (experts.size() > brain_.slots(kModel, layer)) {
     // A client streams these, without slots; the hits among them are all that the brain learns to keep.
     outcome_.too_wide = true;
     brain_.routed(lane, layer, experts, phase);
@@ -51,7 +51,12 @@ InstantPool::Outcome InstantPool::event(LaneId lane, LayerIndex layer, std::span
   // A prompt that decode leaves no room streams, as those that are too wide do.
   CHECK(granted_ == GrantStatus::kOk || (granted_ == GrantStatus::kNoRoom && phase == Phase::kPrompt));
   brain_.epoch_completed(lane, epoch_);
+  trade(layer);
   return outcome_;
+}
+
+void InstantPool::trade(LayerIndex busy) {
+  if (brain_.trade_slots(kModel, busy)) carry_out_commands();
 }
 
 bool InstantPool::preload(LayerIndex layer, ExpertIndex expert) {
@@ -92,7 +97,8 @@ void InstantPool::carry_out_commands() {
     if (taken.empty()) return;
     commands_.assign(taken.begin(), taken.end());  // the span ends with the next event
     for (const Command& command : commands_) {
-      const std::size_t entry = first_[command.layer.value] + command.expert.value;  // kGrant names none
+      // kGrant and kRelease name no expert.
+      const std::size_t entry = first_[command.layer.value] + command.expert.value;
       switch (command.kind) {
         case CommandKind::kUnpublish:
           resident_[entry] = 0;
@@ -108,6 +114,8 @@ void InstantPool::carry_out_commands() {
         case CommandKind::kGrant:
           granted_seq_ = command.seq;
           granted_ = command.status;
+          break;
+        case CommandKind::kRelease:  // no memory is behind its slots
           break;
       }
     }

@@ -28,6 +28,7 @@ class InstantPool {
     bool too_wide = false;  // more experts than slots: those absent are streamed
   };
 
+  // Of scope global its layers trade slots, as fast as a shell without grace periods could.
   // kInvalid: a policy or slots that cannot be.
   [[nodiscard]] static Result<std::unique_ptr<InstantPool>> create(const ModelShape& shape, MissMode mode,
                                                                    std::uint32_t n_lanes = 1);
@@ -39,6 +40,7 @@ class InstantPool {
   void set_costs(LayerIndex layer, const PolicyCosts& costs) { brain_.set_costs(kModel, layer, costs); }
 
   [[nodiscard]] std::span<const LayerCounters> counters() const { return brain_.counters(kModel); }
+  [[nodiscard]] std::uint32_t slots(LayerIndex layer) const { return brain_.slots(kModel, layer); }  // open
   [[nodiscard]] bool is_resident(LayerIndex layer, ExpertIndex expert) const {
     return resident_[first_[layer.value] + expert.value] != 0;
   }
@@ -47,6 +49,7 @@ class InstantPool {
   static constexpr ModelId kModel{0};
   InstantPool(const ModelShape& shape, MissMode mode);
   void promote(LayerIndex layer, std::span<const ExpertIndex> experts, Phase phase);
+  void trade(LayerIndex busy);
   void carry_out_commands();
 
   struct Candidate {
@@ -55,8 +58,8 @@ class InstantPool {
   };
   const MissMode mode_;
   Brain brain_;
-  std::vector<std::uint32_t> n_slots_, first_;  // by layer
-  std::vector<std::uint8_t> resident_;          // the slot table: a book beside the brain's
+  std::vector<std::uint32_t> first_;    // by layer
+  std::vector<std::uint8_t> resident_;  // the slot table: a book beside the brain's
   Outcome outcome_;
   GrantStatus granted_ = GrantStatus::kOk;
   std::uint32_t seq_ = 0, granted_seq_ = 0;

@@ -19,14 +19,21 @@ LayerTable::LayerTable(Place place, LayerShape shape, std::unique_ptr<EvictionPo
       policy_(std::move(policy)),
       counters_(counters),
       history_(shape.n_experts, kHistoryDecay),
-      slots_(shape.n_slots),
-      experts_(shape.n_experts) {
-  CHECK(shape.n_slots >= 1 && shape.n_slots <= shape.n_experts);
-  free_.reserve(shape.n_slots);
-  for (std::uint32_t slot = shape.n_slots; slot > 0; --slot) free_.push_back(SlotIndex(slot - 1));
-  candidates_.reserve(shape.n_slots);
-  prompt_candidates_.reserve(shape.n_slots);
-  victims_.reserve(shape.n_slots);
+      slots_(shape.room()),
+      experts_(shape.n_experts),
+      n_open_(shape.n_slots) {
+  const std::uint32_t n_max = shape.room();
+  CHECK(shape.n_slots >= 1 && shape.n_slots <= n_max && n_max <= shape.n_experts);
+  free_.reserve(n_max);
+  closed_.reserve(n_max);
+  for (std::uint32_t slot = n_max; slot > 0; --slot) {
+    const bool is_open = slot <= shape.n_slots;
+    (is_open ? free_ : closed_).push_back(SlotIndex(slot - 1));
+    if (!is_open) slots_[slot - 1].state = SlotState::kClosed;
+  }
+  candidates_.reserve(n_max);
+  prompt_candidates_.reserve(n_max);
+  victims_.reserve(n_max);
 }
 
 std::uint32_t LayerTable::count_absent(std::span<const ExpertIndex> experts) const {
@@ -131,21 +138,58 @@ void LayerTable::place(ExpertIndex index, Step step, std::vector<Command>& comma
     at(expert.slot).state = SlotState::kLoading;
     commands.push_back(make_command(CommandKind::kRead, index, expert.slot));
   } else {
-    const ExpertIndex victim_index = victims_[next_victim_++];
-    Expert& victim = at(victim_index);
-    CHECK(victim.state == ExpertState::kResident && victim.pins == 0);
-    policy_->on_remove(victim_index);
-    victim.state = ExpertState::kAbsent;
-    --n_resident_;
-    --n_evictable_;
-    ++counters_.evictions;
-    expert.slot = victim.slot;
-    at(expert.slot).state = SlotState::kEvicting;
-    commands.push_back(make_command(CommandKind::kUnpublish, victim_index, expert.slot));
+    expert.slot = evict(SlotState::kEvicting, commands);
   }
   expert.state = ExpertState::kComing;
   at(expert.slot).expert = index;
   at(expert.slot).step = step;
+}
+
+SlotIndex LayerTable::evict(SlotState to, std::vector<Command>& commands) {
+  const ExpertIndex index = victims_[next_victim_++];
+  Expert& victim = at(index);
+  CHECK(victim.state == ExpertState::kResident && victim.pins == 0);
+  policy_->on_remove(index);
+  victim.state = ExpertState::kAbsent;
+  --n_resident_;
+  --n_evictable_;
+  ++counters_.evictions;
+  at(victim.slot).state = to;
+  commands.push_back(make_command(CommandKind::kUnpublish, index, victim.slot));
+  return victim.slot;
+}
+
+void LayerTable::add_open(std::int32_t n) {
+  n_open_ += static_cast<std::uint32_t>(n);
+  policy_->set_slots(n_open_);
+}
+
+void LayerTable::open_slots(std::uint32_t n) {
+  CHECK(n <= closed_.size());
+  for (std::uint32_t i = 0; i < n; ++i) {
+    at(closed_.back()).state = SlotState::kFree;
+    free_.push_back(closed_.back());
+    closed_.pop_back();
+  }
+  add_open(static_cast<std::int32_t>(n));
+}
+
+LayerTable::Close LayerTable::close_slot(std::vector<Command>& commands) {
+  if (n_open_ <= 1 || (free_.empty() && n_evictable_ == 0)) return Close::kNoRoom;
+  if (!free_.empty()) {
+    const SlotIndex index = free_.back();
+    free_.pop_back();
+    at(index).state = SlotState::kClosed;
+    closed_.push_back(index);
+    add_open(-1);
+    commands.push_back(make_command(CommandKind::kRelease, kNobody, index));
+    return Close::kClosed;
+  }
+  choose_victims(1, kNobody, Phase::kDecode);
+  (void)evict(SlotState::kClosing, commands);
+  ++n_closing_;
+  add_open(-1);
+  return Close::kClosing;
 }
 
 double LayerTable::promotion_gain(ExpertIndex index, Phase phase) {
@@ -168,11 +212,16 @@ LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_inde
                                            ExpertIndex* coming, std::vector<Command>& commands) {
   Slot& slot = at(index);
   Expert& old = at(old_index);
-  if (slot.state != SlotState::kEvicting || old.state != ExpertState::kAbsent) return Undo::kIgnored;
-  *coming = slot.expert;
+  const bool was_closing = slot.state == SlotState::kClosing;
+  if ((slot.state != SlotState::kEvicting && !was_closing) || old.state != ExpertState::kAbsent)
+    return Undo::kIgnored;
   const Step step = slot.step;
-  const Phase phase = at(*coming).is_prompts ? Phase::kPrompt : Phase::kDecode;
-  at(*coming).state = ExpertState::kAbsent;
+  Phase phase = Phase::kDecode;
+  if (!was_closing) {
+    *coming = slot.expert;
+    if (at(*coming).is_prompts) phase = Phase::kPrompt;
+    at(*coming).state = ExpertState::kAbsent;
+  }
   slot.state = SlotState::kResident;
   slot.expert = old_index;
   old.state = ExpertState::kResident;
@@ -181,8 +230,13 @@ LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_inde
   ++n_resident_;
   ++n_evictable_;
   --counters_.evictions;
+  if (was_closing) {
+    --n_closing_;
+    add_open(1);
+  }
   policy_->on_insert(old_index, step_);
   commands.push_back(make_command(CommandKind::kPublish, old_index, index));
+  if (was_closing) return Undo::kKept;
   if (!move_coming) return Undo::kNoRoom;
   if (free_.empty()) {
     // The old expert itself must not be the only one that may go.
@@ -216,18 +270,26 @@ void LayerTable::release(ExpertIndex index) {
   unpin({&index, 1});
 }
 
-bool LayerTable::fits_beside_held(std::span<const ExpertIndex> experts) const {
+bool LayerTable::fits_beside_held(std::span<const ExpertIndex> experts, std::uint32_t n_fewer) const {
   const auto n_others =
       std::ranges::count_if(experts, [this](ExpertIndex expert) { return at(expert).holds == 0; });
-  return n_held_ + static_cast<std::size_t>(n_others) <= slots_.size();
+  return n_held_ + static_cast<std::size_t>(n_others) + n_fewer <= n_open_;
 }
 
-void LayerTable::grace_done(SlotIndex index, std::vector<Command>& commands) {
+bool LayerTable::grace_done(SlotIndex index, std::vector<Command>& commands) {
   Slot& slot = at(index);
-  if (slot.state != SlotState::kEvicting) return;
+  if (slot.state == SlotState::kClosing) {
+    slot.state = SlotState::kClosed;
+    closed_.push_back(index);
+    --n_closing_;
+    commands.push_back(make_command(CommandKind::kRelease, kNobody, index));
+    return true;
+  }
+  if (slot.state != SlotState::kEvicting) return false;
   // Read even when no lease waits for the expert any more: the victim is gone already, and it was asked for.
   slot.state = SlotState::kLoading;
   commands.push_back(make_command(CommandKind::kRead, slot.expert, index));
+  return false;
 }
 
 std::optional<ExpertIndex> LayerTable::read_done(SlotIndex index, ReadOutcome outcome,
@@ -322,7 +384,7 @@ void LayerTable::replace_policy(std::unique_ptr<EvictionPolicy> policy) {
 void LayerTable::check(const Pins& expected) const {
   CHECK(expected.all.size() == experts_.size() && expected.held.size() == experts_.size());
   std::vector<std::uint32_t> names_of_slot(slots_.size());
-  std::uint32_t n_resident = 0, n_evictable = 0, n_coming = 0, n_held = 0;
+  std::uint32_t n_resident = 0, n_evictable = 0, n_coming = 0, n_held = 0, n_closing = 0;
   for (std::uint32_t i = 0; i < experts_.size(); ++i) {
     const Expert& expert = experts_[i];
     CHECK(expert.pins == expected.all[i] && expert.holds == expected.held[i]);
@@ -350,9 +412,21 @@ void LayerTable::check(const Pins& expected) const {
     CHECK(slot.value < slots_.size() && slots_[slot.value].state == SlotState::kFree);
     ++names_of_slot[slot.value];
   }
-  for (std::uint32_t names : names_of_slot) CHECK(names == 1);  // one owner: an expert or the free list
+  for (SlotIndex slot : closed_) {
+    CHECK(slot.value < slots_.size() && slots_[slot.value].state == SlotState::kClosed);
+    ++names_of_slot[slot.value];
+  }
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].state != SlotState::kClosing) continue;
+    ++names_of_slot[i];
+    ++n_closing;
+  }
+  for (std::uint32_t names : names_of_slot)
+    CHECK(names == 1);  // one owner: an expert, a list, or its closing
   CHECK(n_resident == n_resident_ && n_evictable == n_evictable_ && n_held == n_held_);
-  CHECK(free_.size() + n_resident + n_coming == slots_.size());
+  CHECK(n_open_ >= 1 && n_closing == n_closing_);
+  CHECK(free_.size() + n_resident + n_coming == n_open_);
+  CHECK(n_open_ + n_closing + closed_.size() == slots_.size());
   CHECK(counters_.hits + counters_.misses == counters_.lookups);
   CHECK(counters_.insertions - counters_.evictions == n_resident_);
   CHECK(counters_.leases_queued <= counters_.leases);

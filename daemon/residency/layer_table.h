@@ -3,12 +3,17 @@
 // is appended to the command list. Thread: core loop. Memory: sized at construction; only admit and the
 // completions append commands.
 //
-// (undo_eviction: evicting -> resident again, with the old expert)
+// (undo_eviction: evicting or closing -> resident again, with the old expert)
 //          admit                     read_done kOk
 //   free ------------> loading ----------------------> resident
-//    ^                  |  ^                              |
-//    +------------------+  |  grace_done                  |  admit, chosen by the policy
-//       read failed        +------------- evicting <------+
+//   ^ ^                 |  ^                            |    |
+//   | +-----------------+  |  grace_done                |    | admit, chosen by the policy
+//   |    read failed       +------------ evicting <-----|----+
+//   | open                                              | close, chosen by the policy
+//   closed <---- close, of a free one;  <---- closing <-+
+//                                  grace_done
+// A closed slot is an address without memory. Closing ones are no slots of the layer any more, but still hold
+// theirs.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +36,17 @@ class LayerTable {
     LayerIndex layer;
   };
 
-  // `counters` must outlive the table. REQUIRES: 1 <= n_slots <= n_experts.
+  // `counters` must outlive the table. REQUIRES: 1 <= n_slots <= n_slots_max <= n_experts.
   LayerTable(Place place, LayerShape shape, std::unique_ptr<EvictionPolicy> policy, LayerCounters& counters);
 
-  [[nodiscard]] std::uint32_t n_slots() const { return static_cast<std::uint32_t>(slots_.size()); }
+  [[nodiscard]] std::uint32_t n_slots() const { return n_open_; }  // open
+  [[nodiscard]] std::uint32_t n_slots_max() const { return static_cast<std::uint32_t>(slots_.size()); }
+  [[nodiscard]] std::uint32_t n_closing() const { return n_closing_; }
+  [[nodiscard]] std::uint32_t n_held() const { return n_held_; }  // experts
   [[nodiscard]] std::uint32_t n_experts() const { return static_cast<std::uint32_t>(experts_.size()); }
   [[nodiscard]] std::uint32_t n_resident() const { return n_resident_; }
   [[nodiscard]] std::uint32_t n_coming() const {
-    return static_cast<std::uint32_t>(slots_.size() - free_.size()) - n_resident_;
+    return n_open_ - static_cast<std::uint32_t>(free_.size()) - n_resident_;
   }
   [[nodiscard]] bool is_resident(ExpertIndex expert) const {
     return at(expert).state == ExpertState::kResident;
@@ -61,8 +69,14 @@ class LayerTable {
   // A pin that is not waited for: the slot of a held expert counts as missing. REQUIRES: resident.
   void hold(ExpertIndex expert);
   void release(ExpertIndex expert);  // REQUIRES: held
-  // Whether the set could be admitted if all pins but the held ones were released.
-  [[nodiscard]] bool fits_beside_held(std::span<const ExpertIndex> experts) const;
+  // Whether the set could be admitted if all pins but the held ones were released; with so many slots fewer.
+  [[nodiscard]] bool fits_beside_held(std::span<const ExpertIndex> experts, std::uint32_t n_fewer = 0) const;
+
+  // Closed slots become free ones. REQUIRES: there are as many.
+  void open_slots(std::uint32_t n);
+  // Closes a free slot at once (kRelease), or evicts the policy's choice, whose slot is closed by grace_done.
+  enum class Close : std::uint8_t { kNoRoom, kClosing, kClosed };
+  Close close_slot(std::vector<Command>& commands);
 
   // What the policy expects of loading an absent expert now: infinite while there are free slots, 0 when it
   // is not absent or nothing can make room.
@@ -70,15 +84,14 @@ class LayerTable {
   // Starts loading an absent expert that nobody waits for. False: no room.
   bool promote(ExpertIndex expert, std::vector<Command>& commands, Phase phase = Phase::kDecode);
   [[nodiscard]] std::uint32_t n_free() const { return static_cast<std::uint32_t>(free_.size()); }
-  [[nodiscard]] bool is_absent(ExpertIndex expert) const {
-    return at(expert).state == ExpertState::kAbsent;
-  }
+  [[nodiscard]] bool is_absent(ExpertIndex expert) const { return at(expert).state == ExpertState::kAbsent; }
 
-  // Ignored when the slot does not wait for it: a late or doubled event.
-  void grace_done(SlotIndex slot, std::vector<Command>& commands);
+  // Ignored when the slot does not wait for it: a late or doubled event. True: the slot is closed now.
+  bool grace_done(SlotIndex slot, std::vector<Command>& commands);
   // Puts the old expert back into a slot that is being emptied. kNoRoom: the expert that was to come has no
-  // slot now; its pins are for the caller to release. move_coming false: it is not looked for one.
-  enum class Undo : std::uint8_t { kIgnored, kMoved, kNoRoom };
+  // slot now; its pins are for the caller to release. move_coming false: it is not looked for one. kKept:
+  // none was to come, the slot was to be closed and stays open.
+  enum class Undo : std::uint8_t { kIgnored, kMoved, kNoRoom, kKept };
   Undo undo_eviction(SlotIndex slot, ExpertIndex old_expert, bool move_coming, ExpertIndex* coming,
                      std::vector<Command>& commands);
   // The expert whose read ended; nothing when the slot was not loading.
@@ -100,7 +113,7 @@ class LayerTable {
   void check(const Pins& expected) const;
 
  private:
-  enum class SlotState : std::uint8_t { kFree, kLoading, kResident, kEvicting };
+  enum class SlotState : std::uint8_t { kFree, kLoading, kResident, kEvicting, kClosing, kClosed };
   enum class ExpertState : std::uint8_t { kAbsent, kComing, kResident };
   struct Slot {
     SlotState state = SlotState::kFree;
@@ -144,6 +157,9 @@ class LayerTable {
   void choose_victims(std::size_t n, ExpertIndex spared, Phase phase);
   // Into a free slot or the next victim's.
   void place(ExpertIndex expert, Step step, std::vector<Command>& commands);
+  // The next of victims_ is resident no longer: its slot.
+  SlotIndex evict(SlotState to, std::vector<Command>& commands);
+  void add_open(std::int32_t n);  // and tells the policy
 
   // Steps of decode after which an expert that none of them used is not decode's any more.
   static constexpr Step kDecodeMemory = 1024;
@@ -158,7 +174,7 @@ class LayerTable {
   bool has_costs_ = false;
   std::vector<Slot> slots_;
   std::vector<Expert> experts_;
-  std::vector<SlotIndex> free_;                 // used from the back
+  std::vector<SlotIndex> free_, closed_;        // used from the back
   std::vector<ExpertIndex> candidates_;         // scratch
   std::vector<ExpertIndex> prompt_candidates_;  // scratch
   std::vector<ExpertIndex> victims_;            // scratch
@@ -166,6 +182,7 @@ class LayerTable {
   std::uint32_t n_resident_ = 0;
   std::uint32_t n_evictable_ = 0;  // resident and not pinned
   std::uint32_t n_held_ = 0;       // experts
+  std::uint32_t n_open_ = 0, n_closing_ = 0;
   Step step_ = 0;
 };
 

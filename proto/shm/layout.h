@@ -5,7 +5,8 @@
 //   model segment   read-only in clients, one per registered model
 //     [moecached_shm_header][moecached_shm_model][layers...][parts...][slot table: int32 per (layer, expert)]
 //   pool segment    read-only in clients, one per model: the slots themselves, one window per layer
-//     window of layer l: n_slots records of slot_stride bytes; part p of slot s lies at
+//     window of layer l: room for n_slots records of slot_stride bytes, of which n_slots_open have memory (layers of one slot
+//     class may trade slots; which of them are open, only the daemon knows); part p of slot s lies at
 //     window_offset + s * slot_stride + part.slot_offset
 //   session segment read-write in ONE client, one per session
 //     [moecached_shm_header][moecached_shm_session][lane 0][lane 1]...
@@ -66,7 +67,7 @@ extern "C" {
 #endif
 
 enum {
-  MOECACHED_SHM_VERSION = 2,      // of this file; the two sides must be equal
+  MOECACHED_SHM_VERSION = 3,      // of this file; the two sides must be equal
   MOECACHED_MAX_LANES = 16,       // per session
   MOECACHED_RING_RECORDS = 2048,  // per lane, a power of two
   MOECACHED_RECORD_IDS = 20,      // expert ids in one record; longer lists continue in the next one
@@ -180,14 +181,14 @@ struct moecached_shm_layer {
   uint32_t n_parts;
   uint32_t first_part;     // index into the parts array
   uint32_t slot_class;     // layers of equal part types and sizes share it
-  uint32_t n_slots;        // resident records this layer can hold; <= n_experts
+  uint32_t n_slots;        // slot ids are 0..n_slots-1; <= n_experts
   uint32_t table_first;    // first entry of this layer in the slot table
   uint32_t host_first;     // on a GPU: slot of expert 0 in host memory
   uint64_t window_offset;  // in the pool segment, a multiple of 4096
   uint64_t window_bytes;   // a multiple of 4096, >= n_slots * slot_stride
   uint64_t slot_stride;    // bytes of one record; on a GPU 0, as are window_offset and window_bytes
   uint32_t shape;          // on a GPU: moecached_gpu_shape; written by the daemon while clients look
-  uint32_t reserved0;
+  uint32_t n_slots_open;   // resident records this layer can hold now, 1..n_slots; on a GPU 0. Written by the daemon while clients look: a hint
 };
 MOECACHED_STATIC_ASSERT(sizeof(struct moecached_shm_layer) == 64, "layer");
 

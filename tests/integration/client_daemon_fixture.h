@@ -43,12 +43,13 @@ class ClientDaemonTest : public ::testing::Test {
     daemon_.reset();
     std::filesystem::remove_all(folder_);
   }
-  void start(SlotsSpec slots) {
+  void start(SlotsSpec slots, SlotScope scope = SlotScope::kGlobal) {
     Config config;
     config.handle_socket = folder_ / "handle.sock";
     config.control_socket = folder_ / "control.sock";
     config.pool_bytes = 64u << 20;
     config.slots = slots;
+    config.slot_scope = scope;
     config.policy_directory = policy_directory_;
     auto daemon = Daemon::start(config);
     ASSERT_TRUE(daemon) << daemon.error().text;

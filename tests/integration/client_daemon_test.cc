@@ -91,6 +91,103 @@ TEST_F(ClientDaemonTest, PolicyChangesWhileClientsDecode) {
   EXPECT_FALSE(daemon_->set_policy({}, "no-such-policy"));
 }
 
+// Of three layers one after the other is concentrated, and has slots for the others then.
+class TradeTest : public ClientDaemonTest {
+ protected:
+  static constexpr std::uint32_t kSlots = 12, kLanes = 2;
+  struct Seen {
+    std::uint64_t n_trades = 0, n_slots_fewest = kSlots, n_slots_most = kSlots, fallback = 0;
+    std::size_t wrong = 0;
+  };
+  // Each phase is as long as those before it together, so that what was learnt in them is outweighed.
+  static std::size_t decode(Client& client, std::uint32_t seed) {
+    std::mt19937 random(seed);
+    std::size_t wrong = 0;
+    std::uint32_t n_tokens = 0;
+    for (std::uint32_t phase = 0; phase < 5; ++phase) {
+      for (const std::uint32_t end = 2 * n_tokens + 120; n_tokens < end; ++n_tokens) {
+        for (std::uint32_t layer = 0; layer < 3; ++layer) {
+          std::int32_t ids[kTopK], slots[kTopK];
+          const std::uint32_t n_used = layer == phase % 3 ? kTopK : kExperts;
+          for (auto& id : ids) id = static_cast<std::int32_t>(random() % n_used);
+          const auto status = moecached_lane_resolve(client.lane(), layer, ids, 1, kTopK, 0, slots);
+          EXPECT_EQ(status, MOECACHED_OK) << moecached_last_error();
+          if (status != MOECACHED_OK) return wrong + 1;
+          for (std::size_t k = 0; k < kTopK; ++k) wrong += client.wrong_bytes(layer, ids[k], slots[k]);
+        }
+        moecached_lane_end(client.lane());
+      }
+    }
+    return wrong;
+  }
+  Seen run() {
+    Seen seen;
+    std::atomic<std::uint32_t> n_done = 0;
+    std::atomic<std::size_t> wrong = 0;
+    std::atomic<std::uint64_t> fallback = 0;
+    std::vector<std::thread> threads;
+    for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+      threads.emplace_back([&, lane] {
+        Client client(folder_, model_);
+        wrong += decode(client, lane + 1);
+        fallback += client.counters().fallback_reads;
+        ++n_done;
+      });
+    }
+    std::vector<std::uint32_t> before(3, kSlots);
+    while (n_done < kLanes) {
+      std::this_thread::yield();
+      const std::vector<ModelReport> models = daemon_->models();
+      if (models.empty()) continue;
+      EXPECT_LE(models[0].pool_bytes_backed, models[0].pool_bytes);
+      std::vector<std::uint32_t> now;
+      for (const LayerReport& layer : models[0].layers) {
+        now.push_back(layer.n_slots);
+        seen.n_slots_fewest = std::min<std::uint64_t>(seen.n_slots_fewest, layer.n_slots);
+        seen.n_slots_most = std::max<std::uint64_t>(seen.n_slots_most, layer.n_slots);
+      }
+      const std::uint32_t sum = now[0] + now[1] + now[2];
+      EXPECT_LE(sum, 3 * kSlots);
+      EXPECT_GE(sum, 3 * kSlots - 3) << "at most one of each layer is being emptied";
+      if (now != before) ++seen.n_trades;
+      before = now;
+    }
+    for (auto& thread : threads) thread.join();
+    seen.wrong = wrong;
+    seen.fallback = fallback;
+    return seen;
+  }
+};
+
+TEST_F(TradeTest, BytesAndMemoryAreRightWhileLayersTradeSlots) {
+  daemon_.reset();
+  start({.kind = SlotsSpec::Kind::kCount, .value = kSlots});
+  const Seen seen = run();
+  EXPECT_EQ(seen.wrong, 0u);
+  EXPECT_EQ(seen.fallback, 0u);
+  EXPECT_GE(seen.n_trades, 6u);
+  EXPECT_EQ(seen.n_slots_fewest, 2 * kTopK) << "what two tokens need";
+  EXPECT_GT(seen.n_slots_most, kSlots);
+  const std::vector<ModelReport> models = daemon_->models();
+  ASSERT_EQ(models.size(), 1u);
+  EXPECT_LE(models[0].pool_bytes_backed, models[0].pool_bytes);
+  EXPECT_EQ(models[0].pool_bytes, daemon_->status().pool_bytes_reserved);
+
+  // A change of policy keeps the layers' slots.
+  std::vector<std::uint32_t> slots;
+  for (const LayerReport& layer : models[0].layers) slots.push_back(layer.n_slots);
+  ASSERT_TRUE(daemon_->set_policy({}, "ewma"));
+  for (std::size_t l = 0; l < slots.size(); ++l) EXPECT_EQ(daemon_->models()[0].layers[l].n_slots, slots[l]);
+}
+
+TEST_F(TradeTest, OfScopeLayerEachKeepsItsOwn) {
+  daemon_.reset();
+  start({.kind = SlotsSpec::Kind::kCount, .value = kSlots}, SlotScope::kLayer);
+  const Seen seen = run();
+  EXPECT_EQ(seen.wrong, 0u);
+  EXPECT_EQ(seen.n_trades, 0u);
+}
+
 TEST_F(ClientDaemonTest, StreamedPartsAreThoseOfTheFile) {
   Client client(folder_, model_);
   for (std::uint32_t part = 0; part < 3; ++part) {

@@ -89,12 +89,12 @@ class Json(unittest.TestCase):
 
     def test_tiers_are_printed_back_in_full_and_follow_policy_set(self):
         with Daemon("--tiers", "RAM:LFU:8:64MiB,SSD:stream") as daemon:
-            self.assertEqual(daemon.ctl("status")["tiers"], "RAM:lfu:8:64MiB,SSD:stream:32MiB")
+            self.assertEqual(daemon.ctl("status")["tiers"], "RAM:lfu:8:64MiB:global,SSD:stream:32MiB")
             daemon.ctl("register", str(harness.Q4_K))
             self.assertEqual({layer["n_slots"] for layer in daemon.models()[0]["layers"]}, {8})
             self.assertEqual(daemon.models()[0]["policy"], "lfu")
             daemon.ctl("policy", "set", "ram", "ARC")
-            self.assertEqual(daemon.ctl("status")["tiers"], "RAM:arc:8:64MiB,SSD:stream:32MiB")
+            self.assertEqual(daemon.ctl("status")["tiers"], "RAM:arc:8:64MiB:global,SSD:stream:32MiB")
 
     def test_errors_are_json_too(self):
         done = ctl("-o", "json", "--socket", "/nowhere/x", "status")
@@ -167,7 +167,7 @@ class Run(unittest.TestCase):
         program = self.program("tool", f'"{CTL}" -o json status')
         done = self.run_ctl("--tiers", "RAM:LFU:25%:64MiB,SSD:stream", "--", program)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(json.loads(done.stdout)["tiers"], "RAM:lfu:25%:64MiB,SSD:stream:32MiB")
+        self.assertEqual(json.loads(done.stdout)["tiers"], "RAM:lfu:25%:64MiB:global,SSD:stream:32MiB")
         done = self.run_ctl("--tiers", "RAM:LFU:25%", "--slots", "8", "--", program)
         self.assertEqual(done.returncode, 125)
         self.assertIn("sets pool.slots, and so does --pool-slots", done.stderr + done.stdout)

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <random>
 #include <thread>
+#include <tuple>
 
 #include "bench/replay/belady.h"
 #include "bench/replay/replayer.h"
@@ -24,9 +25,12 @@ namespace {
 
 constexpr std::uint32_t kExperts = 32, kTopK = 4, kLayers = 3;
 constexpr int kTokens = 400;
+constexpr std::uint32_t kSlots = 12;
 
-class TraceTest : public testing::TestWithParam<std::string_view> {
+class TraceTest : public testing::TestWithParam<std::tuple<std::string_view, SlotScope>> {
  protected:
+  static std::string_view policy() { return std::get<0>(GetParam()); }
+  static SlotScope scope() { return std::get<1>(GetParam()); }
   void SetUp() override {
     char folder[] = "/tmp/moecached-trace-XXXXXX";
     ASSERT_NE(::mkdtemp(folder), nullptr);
@@ -39,8 +43,9 @@ class TraceTest : public testing::TestWithParam<std::string_view> {
     config.handle_socket = folder_ / "handle.sock";
     config.control_socket = folder_ / "control.sock";
     config.pool_bytes = 64u << 20;
-    config.slots = {.kind = SlotsSpec::Kind::kCount, .value = 9};
-    config.policy = GetParam();
+    config.slots = {.kind = SlotsSpec::Kind::kCount, .value = kSlots};
+    config.policy = policy();
+    config.slot_scope = scope();
     auto daemon = Daemon::start(config);
     ASSERT_TRUE(daemon) << daemon.error().text;
     daemon_ = *std::move(daemon);
@@ -56,7 +61,8 @@ class TraceTest : public testing::TestWithParam<std::string_view> {
     std::filesystem::remove_all(folder_);
   }
 
-  // Skewed, sticky tokens; now and then a batch, of which the daemon learns the union.
+  // Skewed, sticky tokens, in the first layer over a quarter of the experts; now and then a batch, of which the
+  // daemon learns the union.
   void decode(std::uint32_t seed) {
     moecached_session* session = nullptr;
     moecached_model* model = nullptr;
@@ -76,7 +82,8 @@ class TraceTest : public testing::TestWithParam<std::string_view> {
           for (std::uint32_t k = 0; k < kTopK; ++k) {
             const bool stays = token > 0 && rows == 1 && random() % 2 == 0;
             while (!stays) {
-              of_row[k] = static_cast<std::int32_t>(std::min(random() % kExperts, random() % kExperts));
+              const std::uint32_t n = layer == 0 ? kExperts / 4 : kExperts;
+              of_row[k] = static_cast<std::int32_t>(std::min(random() % n, random() % n));
               if (std::find(of_row, of_row + k, of_row[k]) == of_row + k) break;
             }
           }
@@ -126,38 +133,45 @@ TEST_P(TraceTest, ReplayCountsWhatTheDaemonCounted) {
   ASSERT_TRUE(trace) << trace.error().text;
   EXPECT_EQ(trace->header().dropped, 0u);
   EXPECT_EQ(trace->header().n_used, kTopK);
-  EXPECT_EQ(trace->header().policy, GetParam());
+  EXPECT_EQ(trace->header().policy, policy());
   EXPECT_EQ(trace->size(), 2u * kTokens);
   EXPECT_EQ(trace->n_sequences(), 2u);
   const auto slots = replay::parse_slots("recorded", trace->header());
   ASSERT_TRUE(slots) << slots.error().text;
   const auto order = replay::interleave(*trace, 1);
   ASSERT_TRUE(order);
-  const auto result = replay::replay(
-      *trace, *order,
-      {.mode = replay::Mode::kPool, .policy = trace->header().policy, .n_slots = slots->front().n_slots});
+  const auto result = replay::replay(*trace, *order,
+                                     {.mode = replay::Mode::kPool,
+                                      .policy = trace->header().policy,
+                                      .n_slots = slots->front().n_slots,
+                                      .scope = scope()});
   ASSERT_TRUE(result) << result.error().text;
   const ModelReport model = daemon_->models().front();
   ASSERT_EQ(model.layers.size(), kLayers);
+  std::uint64_t n_evictions = 0;
   for (std::uint32_t l = 0; l < kLayers; ++l) {
     const LayerReport& daemon = model.layers[l];
     const LayerCounters& replayed = result->layers[l];
     EXPECT_GT(daemon.hits, 0u);
-    EXPECT_GT(daemon.evictions, 0u);
+    n_evictions += daemon.evictions;
     EXPECT_EQ(replayed.lookups, daemon.lookups) << "layer " << l;
     EXPECT_EQ(replayed.hits, daemon.hits) << "layer " << l;
     EXPECT_EQ(replayed.misses, daemon.misses) << "layer " << l;
     EXPECT_EQ(replayed.insertions, daemon.insertions) << "layer " << l;
     EXPECT_EQ(replayed.evictions, daemon.evictions) << "layer " << l;
     EXPECT_EQ(replayed.leases, daemon.leases) << "layer " << l;
+    EXPECT_EQ(result->n_slots[l], daemon.n_slots) << "layer " << l;
   }
+  EXPECT_GT(n_evictions, 0u);
+  EXPECT_EQ(model.layers[0].n_slots < kSlots, scope() == SlotScope::kGlobal) << "it can spare some";
   // And that equality could fail: with a slot less the counters are others.
   const auto other = replay::replay(*trace, *order,
                                     {.mode = replay::Mode::kPool,
                                      .policy = trace->header().policy,
-                                     .n_slots = std::vector<std::uint32_t>(kLayers, 8)});
+                                     .n_slots = std::vector<std::uint32_t>(kLayers, kSlots - 1),
+                                     .scope = scope()});
   ASSERT_TRUE(other);
-  EXPECT_NE(other->layers[0].hits, model.layers[0].hits);
+  EXPECT_NE(other->layers[1].hits, model.layers[1].hits);
 }
 
 TEST_P(TraceTest, ChallengersCountWhatTheReplayCounts) {
@@ -186,10 +200,11 @@ TEST_P(TraceTest, ChallengersCountWhatTheReplayCounts) {
   ASSERT_TRUE(trace) << trace.error().text;
   const auto order = replay::interleave(*trace, 1);
   ASSERT_TRUE(order);
-  const std::vector<std::uint32_t> n_slots(kLayers, 9);
+  const std::vector<std::uint32_t> n_slots(kLayers, kSlots);
   for (std::size_t i = 0; i < challengers.size(); ++i) {
     const auto result = replay::replay(
-        *trace, *order, {.mode = replay::Mode::kPool, .policy = challengers[i], .n_slots = n_slots});
+        *trace, *order,
+        {.mode = replay::Mode::kPool, .policy = challengers[i], .n_slots = n_slots, .scope = scope()});
     ASSERT_TRUE(result) << result.error().text;
     for (std::uint32_t l = 0; l < kLayers; ++l) {
       const PolicyScore& score = compared->layers[l].policies[i + 1];
@@ -215,8 +230,13 @@ TEST_P(TraceTest, ChallengersCountWhatTheReplayCounts) {
   EXPECT_FALSE(daemon_->compare_policies(0));
 }
 
-INSTANTIATE_TEST_SUITE_P(Registry, TraceTest, testing::ValuesIn(policy_names()),
-                         [](const auto& policy) { return std::string(policy.param); });
+INSTANTIATE_TEST_SUITE_P(Registry, TraceTest,
+                         testing::Combine(testing::ValuesIn(policy_names()),
+                                          testing::Values(SlotScope::kLayer, SlotScope::kGlobal)),
+                         [](const auto& each) {
+                           return std::string(std::get<0>(each.param)) +
+                                  (std::get<1>(each.param) == SlotScope::kLayer ? "_layer" : "_global");
+                         });
 
 }  // namespace
 }  // namespace moecached

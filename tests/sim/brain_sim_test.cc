@@ -98,6 +98,11 @@ void add(Stats& sum, const Stats& one) {
   sum.promotions += one.promotions;
   sum.promotions_evicting += one.promotions_evicting;
   sum.promotions_refused += one.promotions_refused;
+  sum.trades += one.trades;
+  sum.trades_refused += one.trades_refused;
+  sum.trades_by_routing += one.trades_by_routing;
+  sum.releases += one.releases;
+  sum.trades_undone += one.trades_undone;
 }
 
 TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
@@ -149,6 +154,11 @@ TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
       {"promotions", sum.promotions},
       {"promotions that evicted", sum.promotions_evicting},
       {"promotions without room", sum.promotions_refused},
+      {"slots moved", sum.trades},
+      {"slots that could not be spared", sum.trades_refused},
+      {"slots moved for the routing", sum.trades_by_routing},
+      {"slots given back", sum.releases},
+      {"moves undone for a stalled lane", sum.trades_undone},
   };
   for (const auto& [what, count] : met)
     EXPECT_GE(count, 100u) << what << ": the faults are not what they say";
@@ -197,6 +207,18 @@ TEST_F(BrainSimulation, NobodyStarvesUnderPromotions) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     SimOptions options = contended_layer(seed, 6);
     options.promote_permille = 1000;
+    const SimReport report = simulate_named(options);
+    ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
+    EXPECT_LT(report.stats.wait_ticks_max, 6000u) << "seed " << seed;
+  }
+}
+
+// Nor may slots that move keep a lease from those that it waits for.
+TEST_F(BrainSimulation, NobodyStarvesUnderTrades) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SimOptions options = contended_layer(seed, 8);
+    options.n_layers_max = 3;
+    options.trade_permille = 1000;
     const SimReport report = simulate_named(options);
     ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
     EXPECT_LT(report.stats.wait_ticks_max, 6000u) << "seed " << seed;
@@ -264,6 +286,26 @@ TEST_F(BrainSimulation, CanaryAStalledLaneTakenForGoneIsSeenAsWrongBytes) {
     EXPECT_EQ(sound.violation, ViolationKind::kNone) << explain(options, sound);
   }
   EXPECT_GE(n_seen, 20) << "the simulation is blind to slots taken from a stalled lane";
+}
+
+TEST_F(BrainSimulation, CanaryAClosedSlotThatKeepsItsMemoryIsSeen) {
+  int n_seen = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SimOptions options;
+    options.seed = seed;
+    options.n_experts_min = 6;
+    options.n_models = 1;
+    options.trade_permille = 100;
+    options.keep_released = true;
+    const SimReport report = simulate_named(options);
+    if (report.violation == ViolationKind::kNone) continue;  // a model of one layer trades nothing
+    EXPECT_EQ(report.violation, ViolationKind::kOverBudget) << explain(options, report);
+    ++n_seen;
+    options.keep_released = false;
+    const SimReport sound = simulate_named(options);
+    EXPECT_EQ(sound.violation, ViolationKind::kNone) << explain(options, sound);
+  }
+  EXPECT_GE(n_seen, 15) << "the simulation is blind to memory that is not given back";
 }
 
 TEST_F(BrainSimulation, CanaryALostCompletionIsSeenAsStuck) {

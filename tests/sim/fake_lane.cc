@@ -176,7 +176,7 @@ void FakeLane::take_answer() {
       break;
     case GrantStatus::kRefused:
       ++world_.stats.refusals;
-      split_into_waves(world_.layer(model_, waves_.front().front().layer).shape.n_slots);
+      split_into_waves(world_.layer(model_, waves_.front().front().layer).n_open);
       break;
   }
   phase_ = Phase::kIdle;

@@ -15,11 +15,15 @@ void FakeShell::add_model(ModelId id, const ModelShape& shape) {
   for (const LayerShape& layer : shape.layers) {
     model.layers.push_back({.shape = layer,
                             .table = std::vector<std::int32_t>(layer.n_experts, kAbsent),
-                            .slots = std::vector<SlotBytes>(layer.n_slots),
-                            .busy = std::vector<std::uint8_t>(layer.n_slots),
+                            .slots = std::vector<SlotBytes>(layer.room()),
+                            .busy = std::vector<std::uint8_t>(layer.room()),
+                            .backed = std::vector<std::uint8_t>(layer.room()),
+                            .n_open = layer.n_slots,
+                            .n_open_fewest = layer.n_slots,
                             .has_been_held = false,
                             .expected = {}});
   }
+  for (const LayerShape& layer : shape.layers) model.n_backed_max[layer.slot_class] += layer.n_slots;
   world_.models.emplace(id, std::move(model));
   after_event();
 }
@@ -114,6 +118,9 @@ void FakeShell::drain_record(std::uint32_t id) {
     lane.is_pending = true;
     lane.pending_phase = record.phase();
     brain_.lease(LaneId(id), record.layer, record.ids, record.seq, record.epoch, record.phase());
+    // As the core does it.
+    if (world_.options.trade_permille > 0 && brain_.trade_slots(client->model(), record.layer))
+      ++world_.stats.trades_by_routing;
   } else {
     brain_.routed(LaneId(id), record.layer, record.ids, record.phase());
   }
@@ -213,8 +220,10 @@ void FakeShell::give_up_on(std::uint32_t id, const Place& place, ExpertIndex lea
   note_hold(id, place.layer);
   brain_.hold(LaneId(id), place.layer, uses, epoch);
   brain_.check_invariants();
+  const std::uint32_t n_open = brain_.slots(place.model, place.layer);
   if (brain_.undo_eviction({place.model, place.layer, place.slot, leaving}, LaneId(id), epoch)) {
     ++world_.stats.undone;
+    if (brain_.slots(place.model, place.layer) > n_open) ++world_.stats.trades_undone;
     forget_grace();
     layer.busy[place.slot.value] = 0;
   } else {
@@ -249,6 +258,39 @@ void FakeShell::promote(ModelId model, LayerIndex index, ExpertIndex expert) {
   ++(is_started ? world_.stats.promotions : world_.stats.promotions_refused);
   if (has_evicted) ++world_.stats.promotions_evicting;
   after_event();
+}
+
+void FakeShell::move_slot(ModelId model, LayerIndex from, LayerIndex to) {
+  world_.trace.note("move slot", {model.value, from.value, to.value});
+  ++(brain_.move_slot(model, from, to) ? world_.stats.trades : world_.stats.trades_refused);
+  after_event();
+}
+
+void FakeShell::tell_open() {
+  for (auto& [id, model] : world_.models) {
+    if (model.is_removed) continue;
+    for (std::uint32_t i = 0; i < model.layers.size(); ++i) {
+      FakeLayer& layer = model.layers[i];
+      layer.n_open = brain_.slots(id, LayerIndex(i));
+      layer.n_open_fewest = std::min(layer.n_open_fewest, layer.n_open);
+    }
+  }
+}
+
+void FakeShell::release(const Command& command) {
+  FakeModel& model = world_.models.at(command.model);
+  FakeLayer& layer = model.layers[command.layer.value];
+  const std::uint32_t slot = command.slot.value;
+  expect_idle(command);
+  expect(
+      std::find(layer.table.begin(), layer.table.end(), static_cast<std::int32_t>(slot)) == layer.table.end(),
+      ViolationKind::kBadCommand, "release of a slot that the table names");
+  ++world_.stats.releases;
+  layer.busy[slot] = 0;
+  layer.slots[slot].is_torn = true;
+  if (world_.options.keep_released || layer.backed[slot] == 0) return;
+  layer.backed[slot] = 0;
+  --model.n_backed[layer.shape.slot_class];
 }
 
 void FakeShell::advance_grace(std::size_t i) {
@@ -308,6 +350,7 @@ void FakeShell::finish_read(std::size_t i) {
 
 void FakeShell::after_event() {
   brain_.check_invariants();
+  tell_open();
   ++n_events_untaken_;
   if (n_events_untaken_ >= world_.options.command_batch || world_.rng.below(3) == 0) carry_out_commands();
 }
@@ -335,6 +378,9 @@ void FakeShell::carry_out_commands() {
       case CommandKind::kGrant:
         grant(command);
         break;
+      case CommandKind::kRelease:
+        release(command);
+        break;
     }
   }
 }
@@ -358,6 +404,17 @@ void FakeShell::unpublish(const Command& command) {
   graces_.push_back(std::move(grace));
 }
 
+void FakeShell::expect_idle(const Command& command) const {
+  const auto same_slot = [&](const Place& place) {
+    return place.model == command.model && place.layer == command.layer && place.slot == command.slot;
+  };
+  expect(std::none_of(graces_.begin(), graces_.end(),
+                      [&](const Grace& grace) { return same_slot(grace.place); }),
+         ViolationKind::kBadCommand, "a slot is reused within its grace period");
+  expect(std::none_of(reads_.begin(), reads_.end(), [&](const Read& read) { return same_slot(read.place); }),
+         ViolationKind::kBadCommand, "a slot is reused while a read goes there");
+}
+
 void FakeShell::start_read(const Command& command) {
   FakeLayer& layer = world_.layer(command.model, command.layer);
   const std::int32_t slot = static_cast<std::int32_t>(command.slot.value);
@@ -365,14 +422,13 @@ void FakeShell::start_read(const Command& command) {
          ViolationKind::kBadCommand, "read into a slot that the table names");
   expect(layer.table[command.expert.value] == kAbsent, ViolationKind::kBadCommand,
          "read of a resident expert");
-  const auto same_slot = [&](const Place& place) {
-    return place.model == command.model && place.layer == command.layer && place.slot == command.slot;
-  };
-  expect(std::none_of(graces_.begin(), graces_.end(),
-                      [&](const Grace& grace) { return same_slot(grace.place); }),
-         ViolationKind::kBadCommand, "read into a slot within its grace period");
-  expect(std::none_of(reads_.begin(), reads_.end(), [&](const Read& read) { return same_slot(read.place); }),
-         ViolationKind::kBadCommand, "two reads into one slot");
+  expect_idle(command);
+  FakeModel& model = world_.models.at(command.model);
+  const std::uint32_t slot_class = layer.shape.slot_class;
+  if (layer.backed[command.slot.value] == 0) ++model.n_backed[slot_class];
+  layer.backed[command.slot.value] = 1;
+  expect(model.n_backed[slot_class] <= model.n_backed_max[slot_class], ViolationKind::kOverBudget,
+         "more memory than slots");
   layer.busy[command.slot.value] = 1;
   layer.slots[command.slot.value].is_torn = true;  // a disk writes in any order from now on
   ++world_.stats.reads;
@@ -431,11 +487,11 @@ void FakeShell::grant(const Command& command) {
       expect(lane.has_seen_change, ViolationKind::kUntruthfulGrant, "changed, but no read of it said so");
       break;
     case GrantStatus::kRefused:
-      expect(lane.pending_ids.size() > layer.shape.n_slots, ViolationKind::kUntruthfulGrant,
+      expect(lane.pending_ids.size() > layer.n_open_fewest, ViolationKind::kUntruthfulGrant,
              "refused what would fit");
       break;
     case GrantStatus::kNoRoom:
-      expect(lane.pending_ids.size() <= layer.shape.n_slots &&
+      expect(lane.pending_ids.size() <= layer.shape.room() &&
                  (layer.has_been_held || lane.pending_phase == Phase::kPrompt),
              ViolationKind::kUntruthfulGrant, "no room for decode, but nobody had stalled");
       break;

@@ -32,6 +32,7 @@ class FakeShell {
   void finish_read(std::size_t i);  // REQUIRES: is_due(i) or winding down
   void watch_stalls();
   void promote(ModelId model, LayerIndex layer, ExpertIndex expert);  // whatever state it is in
+  void move_slot(ModelId model, LayerIndex from, LayerIndex to);
   void carry_out_commands();
 
   [[nodiscard]] FakeLane* lane(std::uint32_t id) { return lanes_[id].client.get(); }
@@ -86,6 +87,9 @@ class FakeShell {
   void unpublish(const Command& command);
   void start_read(const Command& command);
   void publish(const Command& command);
+  void release(const Command& command);
+  void expect_idle(const Command& command) const;  // nothing goes on in its slot
+  void tell_open();
   void grant(const Command& command);
   void look_at_lanes(Grace& grace) const;
   [[nodiscard]] bool is_over(const Grace& grace) const;

@@ -29,6 +29,7 @@ SimOptions options_of_seed(std::uint64_t seed) {
   options.long_stall_permille = sometimes(8);
   options.stall_after_ticks = rng.between(10, 200);
   options.promote_permille = sometimes(300);
+  options.trade_permille = sometimes(200);
   return options;
 }
 

@@ -38,10 +38,14 @@ struct SimOptions {
 
   std::uint32_t promote_permille = 0;  // of ticks: an expert that nobody leased is loaded, victim or not
 
+  std::uint32_t trade_permille = 0;  // of ticks: a slot is moved from any layer to any other; > 0: behind
+                                     // leases also where the routing says
+
   // Canaries: faults of the shell that the simulation must find.
   bool skip_grace = false;        // slots are reused while lanes still read them
   bool lose_completions = false;  // some reads never report
   bool stalled_is_gone = false;   // a stalled lane is not waited for any longer
+  bool keep_released = false;     // memory of a closed slot is never given back
 };
 
 [[nodiscard]] SimOptions options_of_seed(std::uint64_t seed);

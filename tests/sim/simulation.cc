@@ -59,6 +59,15 @@ class Simulation {
       shape.layers.push_back(
           {.n_experts = n_experts,
            .n_slots = world_.rng.between(1, std::min(n_experts, world_.options.n_slots_max))});
+      // Asked first: the runs of seeds without trades stay what they were.
+      if (world_.options.trade_permille == 0) continue;
+      LayerShape& layer = shape.layers.back();
+      layer.n_slots_max = world_.rng.between(layer.n_slots, n_experts);
+      layer.slot_class = world_.rng.below(4) == 0 ? 1 : 0;
+    }
+    if (world_.options.trade_permille > 0) {
+      shape.scope = world_.rng.below(3) == 0 ? SlotScope::kLayer : SlotScope::kGlobal;
+      shape.n_expert_used = world_.rng.below(3);
     }
     shape.policy = draw_policy();
     const ModelId id(next_model_++);
@@ -136,6 +145,7 @@ class Simulation {
     }
     // Asked first: the runs of seeds without promotions stay what they were.
     if (options.promote_permille > 0 && rng.permille(options.promote_permille)) promote_any();
+    if (options.trade_permille > 0 && rng.permille(options.trade_permille)) trade_any();
     if (rng.permille(options.model_removal_permille)) {
       ModelId& model = model_ids_[rng.below(model_ids_.size())];
       shell_.remove_model(model);
@@ -148,6 +158,14 @@ class Simulation {
     const ModelId model = model_ids_[rng.below(model_ids_.size())];
     const LayerIndex layer(rng.below(world_.models.at(model).layers.size()));
     shell_.promote(model, layer, ExpertIndex(rng.below(world_.layer(model, layer).shape.n_experts)));
+  }
+
+  void trade_any() {
+    Rng& rng = world_.rng;
+    const ModelId model = model_ids_[rng.below(model_ids_.size())];
+    const auto draw = [&] { return LayerIndex(rng.below(world_.models.at(model).layers.size())); };
+    const LayerIndex from = draw();
+    shell_.move_slot(model, from, draw());
   }
 
   // No more faults and no new work: in a bounded number of rounds everything must be at rest.

@@ -27,6 +27,7 @@ enum class ViolationKind : std::uint8_t {
   kBadCommand,         // does not fit the state of the slot or of the lane
   kStuck,              // not at rest although no fault is pending
   kWrongCount,         // counters differ from what happened
+  kOverBudget,         // more slots hold memory than there are
 };
 
 struct Violation : std::runtime_error {
@@ -48,14 +49,18 @@ struct FakeLayer {
   LayerShape shape;
   std::vector<std::int32_t> table;  // as clients see it: slot per expert, or kAbsent
   std::vector<SlotBytes> slots;
-  std::vector<std::uint8_t> busy;  // per slot: the shell waits for its grace period or its read
-  bool has_been_held = false;      // for a lane that had stalled
-  LayerCounters expected;          // of lookups, hits, misses and leases, where they can be told from outside
+  std::vector<std::uint8_t> busy;    // per slot: the shell waits for its grace period or its read
+  std::vector<std::uint8_t> backed;  // per slot: has memory, as it was read into since it was last given back
+  std::uint32_t n_open = 0;          // as the shell tells its clients
+  std::uint32_t n_open_fewest = 0;   // that it ever had
+  bool has_been_held = false;        // for a lane that had stalled
+  LayerCounters expected;  // of lookups, hits, misses and leases, where they can be told from outside
 };
 
 struct FakeModel {
   std::vector<FakeLayer> layers;
   bool is_removed = false;  // the memory stays until the last read into it has ended
+  std::map<std::uint32_t, std::uint32_t> n_backed, n_backed_max;  // slots, by slot class
 };
 
 constexpr std::int32_t kAbsent = -1;
@@ -70,6 +75,7 @@ struct Stats {
   std::uint64_t long_stalls = 0, undone = 0, held = 0, held_whole = 0, held_leases = 0, known_unused = 0,
                 refused_by_stall = 0, streamed_prompts = 0;
   std::uint64_t promotions = 0, promotions_evicting = 0, promotions_refused = 0;
+  std::uint64_t trades = 0, trades_refused = 0, trades_by_routing = 0, releases = 0, trades_undone = 0;
   std::uint64_t wait_ticks_max = 0;  // of an honest lane, from its LEASE record to the answer
 };
 

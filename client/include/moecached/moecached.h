@@ -44,7 +44,7 @@ typedef struct moecached_layer_info {
   uint32_t block;          // N of the "blk.N." tensor names
   uint32_t n_experts;
   uint32_t n_parts;
-  uint32_t n_slots;        // slots kept by the daemon: ids 0..n_slots-1
+  uint32_t n_slots;        // slots kept by the daemon now; layers may trade some later
   uint32_t n_window_slots; // all slot ids that resolve() may return: 0..n_window_slots-1
   uint64_t slot_stride;    // bytes
   const void* window;      // address of slot 0
@@ -105,7 +105,7 @@ MOECACHED_API void moecached_lane_close(moecached_lane* lane);
 // epoch: slots of an earlier resolve may be reused by the daemon from here on.
 // ids: rows x cols int32 in [0, n_experts), row r at (const char*)ids + r * row_stride_bytes; slots_out: rows * cols int32, dense.
 // A hit takes no lock, no system call, no allocation.
-// MOECACHED_E_TOO_MANY: more distinct experts than n_slots, and nothing was waited for; or, as the daemon answered, than are
+// MOECACHED_E_TOO_MANY: more distinct experts than the layer has slots now, and nothing was waited for; or, as the daemon answered, than are
 // left beside those kept for stalled processes or, with more than 32 rows (a prompt), beside those that decode uses. Use
 // moecached_stream_*.
 MOECACHED_API moecached_status moecached_lane_resolve(moecached_lane* lane, uint32_t layer, const int32_t* ids, size_t rows, size_t cols,

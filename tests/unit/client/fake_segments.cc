@@ -165,6 +165,7 @@ Mapping write_model_segment(const TestModel& model, const FakeOptions& options, 
     layer.n_parts = n_parts;
     layer.first_part = l * n_parts;
     layer.n_slots = shape.n_slots;
+    layer.n_slots_open = shape.n_slots;
     layer.table_first = l * shape.n_experts;
     layer.window_offset = l * model.window_bytes();
     layer.window_bytes = model.window_bytes();

@@ -93,6 +93,7 @@ INSTANTIATE_TEST_SUITE_P(
         OutOfRange{"[pool]\nbytes = -1", "--pool-bytes=-1", "is not a size"},
         OutOfRange{"[pool]\nslots = 0", "--pool-slots=0", "between 1 and 65536"},
         OutOfRange{"[pool]\nslots = \"0%\"", "--pool-slots=0%", "more than 0%"},
+        OutOfRange{"[pool]\nscope = \"pool\"", "--pool-scope=pool", "must be one of layer, global"},
         OutOfRange{"[pool]\nslots = \"some\"", "--pool-slots=some", "must be auto"},
         OutOfRange{"[policy]\ndefault = \"best\"", "--policy-default=best", "slru"},
         OutOfRange{"[stream]\nbytes = 1", "--stream-bytes=1", "between 64KiB and 16GiB"},

@@ -12,7 +12,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // Every setting away from its default, so that none can be dropped on the way unnoticed.
-constexpr const char* kEverything = R"(# tiers = "RAM:lru:12.5%:1MiB,SSD:stream:128KiB"
+constexpr const char* kEverything = R"(# tiers = "RAM:lru:12.5%:1MiB:layer,SSD:stream:128KiB"
 
 [sockets]
 directory = "/srv/run"
@@ -27,6 +27,7 @@ directory = "/srv/state"
 [pool]
 bytes = 1048576
 slots = "12.5%"
+scope = "layer"
 
 [policy]
 default = "lru"
@@ -67,6 +68,7 @@ TEST_F(ConfigTest, AnEmptyFileGivesTheDefaults) {
   EXPECT_EQ(config->policy, "slru");
   EXPECT_EQ(config->socket_mode, 0660u);
   EXPECT_EQ(config->slots.kind, SlotsSpec::Kind::kAuto);
+  EXPECT_EQ(config->slot_scope, SlotScope::kGlobal);
   EXPECT_EQ(config->ssd.queue_depth, 32u);
   EXPECT_EQ(config->control_socket, config->runtime_directory + "/control.sock");
   EXPECT_EQ(config->handle_socket, config->runtime_directory + "/handle.sock");

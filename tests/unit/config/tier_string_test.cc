@@ -45,6 +45,15 @@ TEST_F(TierString, TakesEverySize) {
   EXPECT_EQ(config.stream_bytes, 64ull << 20);
 }
 
+TEST_F(TierString, TakesTheScopeOfTheSlots) {
+  EXPECT_EQ(of("RAM:lru:8:layer").slot_scope, SlotScope::kLayer);
+  EXPECT_EQ(of("RAM:lru:Global:8:1GiB").slot_scope, SlotScope::kGlobal);
+  EXPECT_EQ(of("RAM:lru:8").slot_scope, SlotScope::kGlobal) << "its default";
+  EXPECT_EQ(load("", {"--pool-scope=layer"})->slot_scope, SlotScope::kLayer);
+  EXPECT_EQ(of("RAM:lib:layer:8").policy, "lib:layer") << "a library of that name";
+  EXPECT_EQ(of("RAM:lib:layer:8").slot_scope, SlotScope::kGlobal);
+}
+
 TEST_F(TierString, TakesPoliciesWithOptionsWhoseCommasPartNoTiers) {
   const Config config = of(" RAM:slru:probation=50,admit=second-miss:8 , GPU:LFU:halve=64,admit=value:auto ");
   EXPECT_EQ(config.policy, "slru:probation=50,admit=second-miss");
@@ -74,9 +83,10 @@ TEST_F(TierString, ATierOfGpusThatIsLeftOutIsNotServed) {
 
 TEST_F(TierString, IsPrintedInFullAndParsesBackToTheSame) {
   EXPECT_EQ(print_tiers(of("GPU:SLRU:128,RAM:LFU:256:1GiB,SSD:stream")),
-            "GPU:slru:128:free-1GiB,RAM:lfu:256:1GiB,SSD:stream:32MiB");
+            "GPU:slru:128:free-1GiB,RAM:lfu:256:1GiB:global,SSD:stream:32MiB");
   for (const char* tiers :
        {"GPU:SLRU:128,RAM:LFU:256,SSD:stream", "RAM:lru:1000001B", "RAM:slru:probation=50,admit=value:12.5%",
+        "RAM:ARC:Layer:12.5%", "RAM:lru:7:1GiB:GLOBAL", "RAM:lib:global:7", "RAM:lib:global:layer:7",
         "GPU:ewma:decay=900:auto:1234567B:free-0,RAM:lru:auto,SSD:stream:64KiB"}) {
     const Config config = of(tiers);
     const std::string printed = print_tiers(config);
@@ -136,6 +146,10 @@ TEST_F(TierString, ABadOneSaysWhatAndWhatToDo) {
            {"RAM:lru:1GiB:free-1GiB", "gives the memory twice"},
            {"RAM:lru:1KiB", "pool.bytes = 1kib: is 1KiB: it must be between 64KiB and"},
            {"RAM:lru:8GiX", "is not a size"},
+           {"RAM:lru:8:global:layer", "has two scopes"},
+           {"RAM:global", "names no policy"},
+           {"GPU:lru:global", "global is for the tier RAM"},
+           {"SSD:stream:layer", "layer is for the tier RAM"},
            {"SSD:lru", "write SSD:stream"},
            {"SSD:stream:25%", "write SSD:stream"},
            {"SSD", "write SSD:stream"}}) {

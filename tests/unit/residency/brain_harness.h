@@ -21,6 +21,9 @@ inline std::string to_text(const Command& command) {
       return "read " + place;
     case CommandKind::kPublish:
       return "publish " + place;
+    case CommandKind::kRelease:
+      return "release " + number(command.model.value) + "/" + number(command.layer.value) + " slot " +
+             number(command.slot.value);
     case CommandKind::kGrant:
       break;
   }
@@ -37,7 +40,14 @@ class BrainHarness {
 
   // Model 0, one layer, lanes 0..n_lanes-1.
   explicit BrainHarness(LayerShape layer, std::uint32_t n_lanes = 2, const std::string& policy = "lru") {
-    EXPECT_TRUE(brain.add_model(ModelId(0), {.layers = {layer}, .policy = policy}));
+    start({.layers = {layer}, .policy = policy}, n_lanes);
+  }
+  // Model 0 of several layers.
+  explicit BrainHarness(const ModelShape& shape, std::uint32_t n_lanes = 2) { start(shape, n_lanes); }
+
+  void start(const ModelShape& shape, std::uint32_t n_lanes) {
+    const Status added = brain.add_model(ModelId(0), shape);
+    EXPECT_TRUE(added);
     for (std::uint32_t lane = 0; lane < n_lanes; ++lane) brain.lane_opened(LaneId(lane), ModelId(0));
     checked();
   }
@@ -88,6 +98,23 @@ class BrainHarness {
     Texts texts = checked();
     if (!is_undone) texts.emplace_back("ignored");
     return texts;
+  }
+  [[nodiscard]] Texts cancelled(std::uint32_t slot, std::uint32_t expert, std::uint32_t layer = 0) {
+    const bool is_undone =
+        brain.cancel_eviction({ModelId(0), LayerIndex(layer), SlotIndex(slot), ExpertIndex(expert)});
+    Texts texts = checked();
+    if (!is_undone) texts.emplace_back("ignored");
+    return texts;
+  }
+  // "refused" when nothing moves.
+  [[nodiscard]] Texts moved(std::uint32_t from, std::uint32_t to) {
+    const bool is_moving = brain.move_slot(ModelId(0), LayerIndex(from), LayerIndex(to));
+    Texts texts = checked();
+    if (!is_moving) texts.emplace_back("refused");
+    return texts;
+  }
+  [[nodiscard]] std::uint32_t slots(std::uint32_t layer) const {
+    return brain.slots(ModelId(0), LayerIndex(layer));
   }
   [[nodiscard]] double gain(std::uint32_t expert, std::uint32_t layer = 0) {
     return brain.promotion_gain(ModelId(0), LayerIndex(layer), ExpertIndex(expert));

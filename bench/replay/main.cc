@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "bench/replay/report.h"
@@ -29,6 +30,7 @@ struct Options {
   std::uint64_t memory_mib = 4096;
   std::uint64_t expert_bytes = 0;
   bool layers = false, no_belady = false;
+  std::vector<SlotScope> scopes;
 };
 
 int fail(ExitCode code, const std::string& text) {
@@ -62,14 +64,17 @@ Status run_size(const Trace& trace, std::span<const Turn> order, const std::vect
     }
   }
   for (const std::string& policy : policies) {
-    Result<ReplayResult> result = replay(trace, order,
-                                         {.mode = report->mode,
-                                          .policy = policy,
-                                          .n_slots = of_pool,
-                                          .n_lanes = options.n_processes,
-                                          .private_pools = private_pools});
-    if (!result) return std::move(result).error().with_context(policy + ", " + slots.label);
-    report->runs.push_back({policy, slots, options.n_processes, private_pools, *std::move(result)});
+    for (const SlotScope scope : options.scopes) {
+      Result<ReplayResult> result = replay(trace, order,
+                                           {.mode = report->mode,
+                                            .policy = policy,
+                                            .n_slots = of_pool,
+                                            .n_lanes = options.n_processes,
+                                            .private_pools = private_pools,
+                                            .scope = scope});
+      if (!result) return std::move(result).error().with_context(policy + ", " + slots.label);
+      report->runs.push_back({policy, slots, options.n_processes, private_pools, *std::move(result), scope});
+    }
   }
   if (options.no_belady) return ok();
   Yardstick best{slots, options.n_processes, private_pools, {}, {}};
@@ -94,6 +99,8 @@ int run(const Options& options) {
   if (std::ranges::find(policies, "") != policies.end())
     return fail(kExitUsage,
                 "--policy recorded needs a trace that a daemon recorded; this one names no policy");
+  if (!options.svg.empty() && options.scopes.size() > 1)
+    return fail(kExitUsage, "--svg draws one scope: give --scope layer or --scope global");
   const Result<std::vector<Turn>> order = interleave(*trace, options.n_processes);
   if (!order) return fail(kExitUsage, order.error().text);
 
@@ -151,6 +158,12 @@ int parse_and_run(int argc, char** argv) {
                  "deal the sequences to N processes on one pool, and on N private pools of the same total")
       ->type_name("N")
       ->check(CLI::Range(1u, 256u));
+  app.add_option("--scope", options.scopes,
+                 "whether layers keep their slots or trade them: layer, global, or both (layer)")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, SlotScope>{{"layer", SlotScope::kLayer}, {"global", SlotScope::kGlobal}}))
+      ->delimiter(',')
+      ->type_name("LIST");
   app.add_option("-o,--output", options.format, "table or json (table)")
       ->check(CLI::IsMember({"table", "json"}))
       ->type_name("FORMAT");
@@ -170,6 +183,7 @@ int parse_and_run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return fail(kExitUsage, std::string(error.what()) + " (see --help)");
   }
+  if (options.scopes.empty()) options.scopes.push_back(SlotScope::kLayer);
   if (options.policies.empty()) options.policies.emplace_back("all");
   return run(options);
 }

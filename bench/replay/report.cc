@@ -39,6 +39,14 @@ std::string processes(const Run& run) {
   return std::to_string(run.n_lanes) + (run.private_pools ? " private" : " shared");
 }
 
+const char* name_of(SlotScope scope) { return scope == SlotScope::kLayer ? "layer" : "global"; }
+
+// A run among others of one policy.
+std::string label_of(const Run& run) {
+  return run.policy + " " + run.slots.label + (run.scope == SlotScope::kLayer ? "" : " global") +
+         (run.n_lanes > 1 ? " " + processes(run) : "");
+}
+
 double hits(const Tally& tally) { return share(tally.hits, tally.lookups); }
 
 double ratio(const Tally& tally, const Tally& best) {
@@ -82,7 +90,7 @@ std::vector<std::string> advice(const Report& report) {
   std::vector<const Run*> curve;  // of the first policy, by size
   for (const Run& run : report.runs) {
     if (!run.private_pools && run.policy == report.runs.front().policy &&
-        run.n_lanes == report.runs.front().n_lanes)
+        run.n_lanes == report.runs.front().n_lanes && run.scope == report.runs.front().scope)
       curve.push_back(&run);
   }
   std::sort(curve.begin(), curve.end(),
@@ -124,13 +132,19 @@ std::string to_table(const Report& report) {
       std::ranges::any_of(report.runs, [](const Run& run) { return run.result.prefill.lookups > 0; });
   const std::string link = report.expert_bytes > 0 ? "link KiB/access" : "link/access";
   std::vector<std::vector<std::string>> rows;
-  std::vector<std::string> head = {"policy", "slots", "processes", "hits %"};
+  const bool has_global =
+      std::ranges::any_of(report.runs, [](const Run& run) { return run.scope == SlotScope::kGlobal; });
+  std::vector<std::string> head = {"policy", "slots", "processes"};
+  if (has_global) head.emplace_back("scope");
+  head.emplace_back("hits %");
   if (has_prefill) head.insert(head.end(), {"decode", "prefill"});
   head.insert(head.end(), {"uploads/access", link, "of Belady", "of bypass", "M lookups/s"});
   rows.push_back(head);
   for (const Run& run : report.runs) {
     const Tally total = run.result.total();
-    std::vector<std::string> row = {run.policy, run.slots.label, processes(run), fixed(100 * hits(total), 2)};
+    std::vector<std::string> row = {run.policy, run.slots.label, processes(run)};
+    if (has_global) row.emplace_back(name_of(run.scope));
+    row.push_back(fixed(100 * hits(total), 2));
     if (has_prefill) {
       row.push_back(run.result.decode.lookups == 0 ? "-" : fixed(100 * hits(run.result.decode), 2));
       row.push_back(run.result.prefill.lookups == 0 ? "-" : fixed(100 * hits(run.result.prefill), 2));
@@ -150,18 +164,20 @@ std::string to_table(const Report& report) {
   out += align(rows);
   if (!report.use.empty()) {
     rows = {{"layer", "lookups", "used", "Gini", "entropy bits"}};
-    for (const Run& run : report.runs)
-      rows[0].push_back(run.policy + " " + run.slots.label + (run.n_lanes > 1 ? " " + processes(run) : ""));
+    for (const Run& run : report.runs) rows[0].push_back(label_of(run));
     for (std::size_t l = 0; l < report.use.size(); ++l) {
       const LayerUse& use = report.use[l];
       rows.push_back({std::to_string(l), std::to_string(use.lookups), std::to_string(use.n_used),
                       fixed(use.gini, 3), fixed(use.entropy_bits, 2)});
       for (const Run& run : report.runs) {
         const LayerCounters& counters = run.result.layers[l];
-        rows.back().push_back(fixed(100 * share(counters.hits, counters.lookups), 1));
+        std::string cell = fixed(100 * share(counters.hits, counters.lookups), 1);
+        // How many slots it ended with, where that is of interest.
+        if (run.scope == SlotScope::kGlobal) cell += " (" + std::to_string(run.result.n_slots[l]) + ")";
+        rows.back().push_back(std::move(cell));
       }
     }
-    out += "\nby layer, hits % on the right\n" + align(rows);
+    out += "\nby layer, hits % on the right (slots at the end)\n" + align(rows);
     for (const std::string& line : advice(report)) out += "\nadvice: " + line;
     if (out.back() != '\n') out += '\n';
   }
@@ -195,6 +211,7 @@ ordered_json to_json(const Report& report) {
         {"share", run.slots.share},
         {"processes", run.n_lanes},
         {"private", run.private_pools},
+        {"scope", name_of(run.scope)},
         {"total", tally_json(total, report)},
         {"decode", tally_json(run.result.decode, report)},
         {"prefill", tally_json(run.result.prefill, report)},
@@ -206,12 +223,14 @@ ordered_json to_json(const Report& report) {
       out["of_bypass"] = ratio(total, best->bypass);
     }
     if (!report.use.empty()) {
-      for (const LayerCounters& c : run.result.layers) {
+      for (std::size_t l = 0; l < run.result.layers.size(); ++l) {
+        const LayerCounters& c = run.result.layers[l];
         out["layers"].push_back({{"lookups", c.lookups},
                                  {"hits", c.hits},
                                  {"misses", c.misses},
                                  {"insertions", c.insertions},
-                                 {"evictions", c.evictions}});
+                                 {"evictions", c.evictions},
+                                 {"slots", run.result.n_slots[l]}});
       }
     }
     json["runs"].push_back(std::move(out));

@@ -20,6 +20,7 @@ struct Run {
   std::uint32_t n_lanes = 1;
   bool private_pools = false;
   ReplayResult result;
+  SlotScope scope = SlotScope::kLayer;
 };
 // The yardstick of the same size.
 struct Yardstick {

@@ -2,7 +2,8 @@
 """make bench-replay: every policy on every trace, against the policies that know the future.
 
 One table a trace: hits, uploads and link traffic per access at 12.5, 25 and 50 % slots, where every miss is loaded (mode pool) and
-where misses are read in place (mode covered); then 2 and 4 processes on one pool against private pools of the same total. The goals
+where misses are read in place (mode covered), the default policy and the best one also with layers that trade slots (scope global,
+in brackets what that gains); then 2 and 4 processes on one pool against private pools of the same total. The goals
 below are printed with each, met or not, and the whole is written as JSON. Replays are exact: only lookups/s differ from run to run.
 """
 import argparse
@@ -78,6 +79,21 @@ def table(report):
         print(f"  {name:<15}{cells}")
 
 
+def scopes(report, layer, trace, mode, default):
+    """The default policy and the best one, with layers that trade slots."""
+    best = max(layer["runs"], key=lambda run: run["total"]["hits"])["policy"]
+    policies = list(dict.fromkeys((default, best)))
+    traded = report.simulate(trace, "--mode", mode, "--layers", "--no-belady", "--scope", "global", *sum((["--policy", p] for p in policies), []))
+    for policy in policies:
+        cells = ""
+        for size in SIZES:
+            total, before = of(traded, policy, size)["total"], of(layer, policy, size)["total"]
+            gain = f"({100 * (total['hit_rate'] - before['hit_rate']):+.2f})"
+            cells += f"{100 * total['hit_rate']:10.2f}{total['uploads_per_access']:10.4f}{gain:>10}"
+        print(f"  {policy + ' global':<15}{cells}")
+    return traded
+
+
 def best_of_belady(report, size):
     return max(run["of_belady"] for run in report["runs"] if run["slots"] == size)
 
@@ -107,8 +123,11 @@ def replay(report, trace):
     print(f"\n{name}: {about['model']}{' (synthetic)' if about['synthetic'] else ''}, {about['layers']} layers x {about['experts']} "
           f"experts, top {about['k']}; {about['rows']} rows, {about['sequences']} sequences")
     table(pool)
+    pool_global = scopes(report, pool, trace, "pool", POOL_DEFAULT)
     table(covered)
-    out = {"name": name, "pool": pool, "covered": covered, "processes": {}}
+    covered_global = scopes(report, covered, trace, "covered", COVERED_DEFAULT)
+    out = {"name": name, "pool": pool, "pool_global": pool_global, "covered": covered, "covered_global": covered_global,
+           "processes": {}}
     if about["rows"] >= 1000:  # a shorter one is over before its pool is warm
         print()
         report.goal(name, "speed", min(r["lookups_per_second"] for run in (pool, covered) for r in run["runs"]) / 1e6)

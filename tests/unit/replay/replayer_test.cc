@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "bench/replay/belady.h"
 #include "daemon/policy/registry.h"
@@ -176,6 +177,56 @@ TEST(Replayer, PrivatePoolsAreThoseOfTheirLanesAlone) {
       replay(trace, *order, {.mode = Mode::kPool, .policy = "slru", .n_slots = {12, 12}, .n_lanes = 3});
   ASSERT_TRUE(shared);
   EXPECT_GT(shared->total().hits, hits);
+}
+
+ReplayResult replayed(const Trace& trace, const ReplayOptions& options) {
+  const auto order = interleave(trace, options.n_lanes);
+  EXPECT_TRUE(order);
+  auto result = replay(trace, *order, options);
+  EXPECT_TRUE(result) << result.error().text;
+  return *std::move(result);
+}
+
+// The golden figures of slot trading: what it gains on a real trace, in both modes, is what it is for.
+TEST(Replayer, LayersThatTradeSlotsHitMoreOnARealTrace) {
+  const Result<Trace> trace = Trace::read(MOECACHED_TEST_DATA "/gpt-oss-20b_k4_24seq.csv.zst", {});
+  ASSERT_TRUE(trace) << trace.error().text;
+  for (const Mode mode : {Mode::kPool, Mode::kCovered}) {
+    for (const char* policy : {"ewma", "slru", "lru"}) {
+      ReplayOptions options{.mode = mode, .policy = policy, .n_slots = std::vector<std::uint32_t>(24, 16)};
+      const ReplayResult layer = replayed(*trace, options);
+      options.scope = SlotScope::kGlobal;
+      const ReplayResult global = replayed(*trace, options);
+      const auto points = [&](const ReplayResult& result) {
+        return 100.0 * static_cast<double>(result.total().hits) / static_cast<double>(result.total().lookups);
+      };
+      EXPECT_GT(points(global), points(layer) + 0.5) << policy;
+      EXPECT_EQ(std::accumulate(global.n_slots.begin(), global.n_slots.end(), 0u), 24u * 16u);
+      EXPECT_EQ(std::accumulate(layer.n_slots.begin(), layer.n_slots.end(), 0u), 24u * 16u);
+      EXPECT_GE(*std::ranges::min_element(global.n_slots), 8u) << "what two tokens need";
+      EXPECT_NE(global.n_slots, layer.n_slots);
+      const ReplayResult again = replayed(*trace, options);
+      EXPECT_EQ(again.n_slots, global.n_slots);
+      EXPECT_EQ(again.total().hits, global.total().hits);
+    }
+  }
+}
+
+TEST_P(EveryPolicy, TradesSlotsWithinThoseThatThereAre) {
+  const Trace trace = make_trace({.n_layers = 4, .n_experts = 24, .k = 3, .n_rows = 3000, .n_sequences = 4});
+  for (const Mode mode : {Mode::kPool, Mode::kCovered}) {
+    for (const bool private_pools : {false, true}) {
+      const ReplayOptions options{.mode = mode,
+                                  .policy = std::string(GetParam()),
+                                  .n_slots = {9, 12, 8, 20},
+                                  .n_lanes = 2,
+                                  .private_pools = private_pools,
+                                  .scope = SlotScope::kGlobal};
+      const ReplayResult result = replayed(trace, options);
+      EXPECT_EQ(std::accumulate(result.n_slots.begin(), result.n_slots.end(), 0u), private_pools ? 98u : 49u);
+      EXPECT_EQ(result.events_too_wide, 0u) << "a layer keeps what a token needs";
+    }
+  }
 }
 
 TEST(Replayer, UnknownPolicyIsAnErrorThatListsThem) {

@@ -111,5 +111,28 @@ TEST(Svg, HasALineAPolicyAndTwoYardsticksAndEscapesNames) {
   EXPECT_THAT(svg, HasSubstr("prefers-color-scheme: dark"));
 }
 
+TEST(Report, NamesTheScopeWhereLayersTradeSlots) {
+  Report report;
+  report.header = header_of(32, 4);
+  replay::Run run;
+  run.policy = "lru";
+  run.slots = {.label = "50 %", .share = 0.5, .n_slots = {16, 16}};
+  run.result.layers.resize(2);
+  run.result.n_slots = {16, 16};
+  report.runs.push_back(run);
+  EXPECT_THAT(to_table(report), Not(HasSubstr("scope")));
+  EXPECT_EQ(to_json(report)["runs"][0]["scope"], "layer");
+  run.scope = SlotScope::kGlobal;
+  run.result.n_slots = {12, 20};
+  report.runs.push_back(run);
+  report.use.resize(2);
+  EXPECT_THAT(to_table(report),
+              testing::AllOf(HasSubstr("scope"), HasSubstr("global"), HasSubstr("lru 50 % global"),
+                             HasSubstr("(12)"), HasSubstr("(20)")));
+  const auto json = to_json(report);
+  EXPECT_EQ(json["runs"][1]["scope"], "global");
+  EXPECT_EQ(json["runs"][1]["layers"][1]["slots"], 20);
+}
+
 }  // namespace
 }  // namespace moecached::replay

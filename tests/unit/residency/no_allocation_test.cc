@@ -27,14 +27,20 @@ namespace {
 TEST(BrainEvents, OfRoutingAllocateNothingAndLeasesNothingOnceTheCommandListHasItsSize) {
   constexpr std::uint32_t kExperts = 32, kSlots = 8;
   Brain brain;
-  ASSERT_TRUE(brain.add_model(ModelId(0), {.layers = {{kExperts, kSlots}}, .policy = "slru"}));
+  const LayerShape shape{
+      .n_experts = kExperts, .n_slots = kSlots, .n_slots_max = 2 * kSlots, .slot_class = 0};
+  ASSERT_TRUE(brain.add_model(
+      ModelId(0),
+      {.layers = {shape, shape}, .policy = "slru", .scope = SlotScope::kGlobal, .n_expert_used = 2}));
   brain.lane_opened(LaneId(0), ModelId(0));
-  std::uint64_t epoch = 0;
+  std::uint64_t epoch = 0, n_moves = 0;
   std::vector<Command> todo;
   todo.reserve(256);
   const auto one_round = [&](std::uint32_t i) {
     const ExpertIndex set[] = {ExpertIndex(i % kExperts), ExpertIndex((i + 3) % kExperts)};
     brain.lease(LaneId(0), LayerIndex(0), set, i, ++epoch);
+    (void)brain.trade_slots(ModelId(0), LayerIndex(0));
+    n_moves += brain.move_slot(ModelId(0), LayerIndex(i % 2), LayerIndex(1 - i % 2)) ? 1 : 0;
     for (auto commands = brain.take_commands(); !commands.empty(); commands = brain.take_commands()) {
       todo.assign(commands.begin(), commands.end());
       for (const Command& command : todo) {
@@ -46,6 +52,7 @@ TEST(BrainEvents, OfRoutingAllocateNothingAndLeasesNothingOnceTheCommandListHasI
       }
     }
     brain.routed(LaneId(0), LayerIndex(0), set);
+    brain.routed(LaneId(0), LayerIndex(1), {set, 1});
     brain.epoch_completed(LaneId(0), epoch);
   };
   for (std::uint32_t i = 0; i < 100; ++i) one_round(i);
@@ -53,6 +60,7 @@ TEST(BrainEvents, OfRoutingAllocateNothingAndLeasesNothingOnceTheCommandListHasI
   for (std::uint32_t i = 100; i < 2000; ++i) one_round(i);
   EXPECT_EQ(allocations.load(), before);
   EXPECT_GT(brain.counters(ModelId(0))[0].evictions, 1000u);
+  EXPECT_GT(n_moves, 1000u);
   EXPECT_GT(before, 0u) << "the counter does not count";
 }
 

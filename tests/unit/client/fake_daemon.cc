@@ -29,6 +29,7 @@ std::uint32_t status_of(OnRequest what) {
     case OnRequest::kModelChanged:
       return MOECACHED_GRANT_MODEL_CHANGED;
     case OnRequest::kRefuse:
+    case OnRequest::kRefuseAsTraded:
       return MOECACHED_GRANT_REFUSED;
     case OnRequest::kNoRoom:
       return MOECACHED_GRANT_NO_ROOM;
@@ -107,6 +108,18 @@ void FakeDaemon::make_resident(std::uint32_t layer, const std::vector<std::int32
 void FakeDaemon::set_entry(std::uint32_t layer, std::uint32_t expert, std::int32_t value) {
   const std::lock_guard lock(mutex_);
   std::atomic_ref(entry(layer, expert)).store(value);
+}
+
+void FakeDaemon::set_open_slots(std::uint32_t layer, std::uint32_t n) {
+  const std::lock_guard lock(mutex_);
+  store_open_slots(layer, n);
+}
+
+void FakeDaemon::store_open_slots(std::uint32_t layer, std::uint32_t n) {
+  const auto* model =
+      reinterpret_cast<moecached_shm_model*>(model_segment_.data() + sizeof(moecached_shm_header));
+  auto* layers = reinterpret_cast<moecached_shm_layer*>(model_segment_.data() + model->layers_offset);
+  std::atomic_ref(layers[layer].n_slots_open).store(n);
 }
 
 void FakeDaemon::flip_byte(std::uint32_t layer, std::int32_t slot, std::uint64_t offset) {
@@ -339,6 +352,8 @@ void FakeDaemon::take(SeenMessage message) {
       pending_.push_back(std::move(message));
       return;
     default:
+      if (on_lease_ == OnRequest::kRefuseAsTraded)
+        store_open_slots(message.layer, static_cast<std::uint32_t>(message.ids.size() - 1));
       answer_lease(message, status_of(on_lease_));
   }
 }

@@ -28,9 +28,10 @@ enum class OnRequest {  // what a LEASE or STREAM gets
   kModelChanged,
   kRefuse,
   kNoRoom,
-  kSilence,      // no answer, ever
-  kHangUp,       // the daemon closes the connection instead of answering
-  kGrantNothing  // says OK, but leaves the entries absent
+  kRefuseAsTraded,  // a slot went to another layer meanwhile: one fewer than the lease needs is open
+  kSilence,         // no answer, ever
+  kHangUp,          // the daemon closes the connection instead of answering
+  kGrantNothing     // says OK, but leaves the entries absent
 };
 
 // Shared structures as the fake has written them, for tests that spoil one value before the client sees it.
@@ -82,6 +83,7 @@ class FakeDaemon {
 
   void make_resident(std::uint32_t layer, const std::vector<std::int32_t>& experts);
   void set_entry(std::uint32_t layer, std::uint32_t expert, std::int32_t value);
+  void set_open_slots(std::uint32_t layer, std::uint32_t n);
   void flip_byte(std::uint32_t layer, std::int32_t slot, std::uint64_t offset);
 
   // Waits for at least n messages of the kind and returns all seen so far.
@@ -134,6 +136,7 @@ class FakeDaemon {
   void load(std::uint32_t layer, std::uint32_t slot, std::int32_t expert);
   moecached_shm_lane& lane(std::uint32_t index);
   std::int32_t& entry(std::uint32_t layer, std::uint32_t expert);
+  void store_open_slots(std::uint32_t layer, std::uint32_t n);
 
   const TestModel& model_;
   const FakeOptions options_;

@@ -232,6 +232,8 @@ INSTANTIATE_TEST_SUITE_P(
         Lie{"no_experts", model_lie([](auto v) { v.layers[1].n_experts = 0; })},
         Lie{"many_experts", model_lie([](auto v) { v.layers[1].n_experts = 4097; })},
         Lie{"no_slots", model_lie([](auto v) { v.layers[1].n_slots = 0; })},
+        Lie{"no_open_slots", model_lie([](auto v) { v.layers[1].n_slots_open = 0; })},
+        Lie{"more_open_slots_than_slots", model_lie([](auto v) { v.layers[1].n_slots_open = 1000; })},
         Lie{"more_slots_than_experts", model_lie([](auto v) { v.layers[1].n_slots = 17; })},
         Lie{"no_parts", model_lie([](auto v) { v.layers[1].n_parts = 0; })},
         Lie{"many_parts", model_lie([](auto v) { v.layers[1].n_parts = 9; })},

@@ -88,6 +88,15 @@ INSTANTIATE_TEST_SUITE_P(Answers, LaneMissWithoutGrant,
                          ::testing::Values(OnRequest::kIoError, OnRequest::kRefuse,
                                            OnRequest::kGrantNothing));
 
+TEST_F(LaneMiss, IsLeftToStreamingWhenTheLayerHasGivenTheSlotsAway) {
+  daemon_->make_resident(2, {0});
+  daemon_->on_lease(OnRequest::kRefuseAsTraded);
+  EXPECT_EQ(resolve(2, {0, 13}), MOECACHED_E_TOO_MANY);
+  const moecached_shm_lane words = daemon_->lane_words(0);
+  EXPECT_EQ(words.completed, words.begun >> 16) << "a failed call must hold no epoch";
+  EXPECT_EQ(counters().fallback_reads, 0u) << "the daemon streams; the file need not be read";
+}
+
 TEST_F(LaneMiss, IsLeftToStreamingWhenStalledLanesKeepTheSlots) {
   daemon_->make_resident(2, {0});
   daemon_->on_lease(OnRequest::kNoRoom);

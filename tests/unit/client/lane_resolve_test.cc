@@ -117,6 +117,16 @@ TEST_F(LaneResolve, RefusesMoreDistinctExpertsThanSlotsWithoutAsking) {
   EXPECT_EQ(counters().lookups, 9u);
 }
 
+TEST_F(LaneResolve, KnowsHowManySlotsAreOpenNow) {
+  daemon_->make_resident(0, {0, 1, 2, 3});
+  daemon_->set_open_slots(0, 3);
+  EXPECT_EQ(resolve(0, {0, 1, 2, 3}), MOECACHED_E_TOO_MANY);
+  EXPECT_EQ(resolve(0, {0, 1, 3}), MOECACHED_OK) << "whatever the ids of their slots";
+  daemon_->set_open_slots(0, 4);
+  EXPECT_EQ(resolve(0, {0, 1, 2, 3}), MOECACHED_OK);
+  EXPECT_EQ(daemon_->count(MOECACHED_RECORD_LEASE), 0u);
+}
+
 TEST_F(LaneResolve, TooManyStillEndsTheEpochBefore) {
   daemon_->make_resident(0, {0});
   ASSERT_EQ(resolve(0, {0}), MOECACHED_OK);

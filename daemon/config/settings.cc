@@ -306,6 +306,11 @@ constexpr std::array kSettings = {
               return store(parse_bounded_bytes(t, {0, 1ull << 46}), &c.gpu.keep_free);
             },
             [](const C& c) { return std::to_string(c.gpu.keep_free); }},
+    Setting{"gpu.scope", "", kText, "layer|global",
+            "layer: the same share of each layer's experts; global: a quarter of the slots comes later, to "
+            "the layers that need them (layer)",
+            [](C& c, T t) { return parse_scope(t, &c.gpu.scope); },
+            [](const C& c) { return print_scope(c.gpu.scope); }},
     Setting{"gpu.policy", "", kText, "SPEC", "eviction policy of device slots (ewma)",
             [](C& c, T t) { return parse_policy(t, &c.gpu.policy); },
             [](const C& c) { return c.gpu.policy; }},

@@ -60,8 +60,8 @@ bool is_size(std::string_view field) {
 bool is_scope(std::string_view field) { return lower(field) == "layer" || lower(field) == "global"; }
 
 Status take_scope(std::string_view field, Tier* tier) {
-  if (tier->name != "ram")
-    return invalid(quoted(tier->text) + ": " + lower(field) + " is for the tier RAM: leave it out");
+  if (tier->name == "ssd")
+    return invalid(quoted(tier->text) + ": " + lower(field) + " is for the tiers GPU and RAM: leave it out");
   if (!tier->scope.empty()) return invalid(quoted(tier->text) + " has two scopes: leave one out");
   tier->scope = lower(field);
   return ok();
@@ -186,6 +186,7 @@ Result<std::vector<TierSetting>> parse_tiers(std::string_view text) {
       settings.push_back({"gpu.slots", given_or(tier.slots, "auto")});
       settings.push_back({"gpu.bytes", given_or(tier.bytes, "0")});
       settings.push_back({"gpu.keep_free", given_or(tier.free, "1GiB")});
+      settings.push_back({"gpu.scope", given_or(tier.scope, "layer")});
       continue;
     }
     settings.push_back({"policy.default", tier.policy});
@@ -206,7 +207,8 @@ std::string print_tiers(const Config& config) {
   if (config.gpu.devices != "none") {
     text.append("GPU:").append(config.gpu.policy).append(":").append(get(config, "gpu.slots"));
     if (config.gpu.bytes != 0) text.append(":").append(print_bytes(config.gpu.bytes));
-    text.append(":free-").append(print_bytes(config.gpu.keep_free)).append(",");
+    text.append(":free-").append(print_bytes(config.gpu.keep_free));
+    text.append(":").append(get(config, "gpu.scope")).append(",");
   }
   text.append("RAM:").append(config.policy).append(":").append(get(config, "pool.slots"));
   text.append(":").append(print_bytes(config.pool_bytes)).append(":").append(get(config, "pool.scope"));

@@ -53,6 +53,7 @@ void GpuService::sync_lanes(std::span<Session* const> sessions) {
 void GpuService::close_lane(std::uint64_t key) {
   // Also of lanes that never said they are open: grace periods look at the words of every lane.
   grace_.lane_gone(key);
+  growth_grace_.lane_gone(key);
   const auto found = lanes_.find(key);
   if (found == lanes_.end()) return;
   if (found->second->known_to_brain) brain_.lane_closed(found->second->id);
@@ -79,11 +80,6 @@ void GpuService::drain_lane(Lane& lane, std::uint64_t now_ns) {
   entry.model->epochs += n;
   lane.drained = completed;
   std::atomic_ref(lane.words->tail).store(completed, std::memory_order_release);
-  // Behind a real graph: a lane that only waited for the model to be loaded has ended epochs as well, and a
-  // slot filled before would hold what was in memory before the expert.
-  if (entry.growth == Entry::Growth::kNone && lane.records > 0 &&
-      entry.model->load_state() == MOECACHED_COVERED)
-    start_growth(entry);
 }
 
 // One epoch's slots, token by token. The client wrote header and layers, its GPU the slots: all of it is
@@ -105,6 +101,10 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
     return;
   }
   ++lane.records;
+  // Of a loaded model: a lane that only waited for it has ended epochs as well, and a slot filled before
+  // would hold what was in memory before the expert.
+  if (entry.first_log_ns == 0 && model.load_state() == MOECACHED_COVERED)
+    entry.first_log_ns = last_active_ns_;
   auto layer_at = [&](std::uint32_t row) {
     std::uint16_t index = 0;
     std::memcpy(&index, at + sizeof header + row * sizeof index, sizeof index);
@@ -119,9 +119,11 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
     // Nothing to learn where nothing can be given up.
     model.use[index].lookups += std::uint64_t{header.n_tokens} * k;
     model.use[index].hits += std::uint64_t{header.n_tokens} * k;
+    entry.see(index);
   }
   const bool routed = entry.has_slots && lane.known_to_brain;
   const Phase phase = (header.flags & MOECACHED_FLAG_PREFILL) != 0 ? Phase::kPrompt : Phase::kDecode;
+  if (routed && phase == Phase::kDecode) entry.decoded += header.n_tokens;
   std::vector<std::int32_t> slots(std::size_t{header.n_tokens} * k);
   for (std::uint32_t row = 0; row < header.n_layers; ++row) {
     std::uint16_t layer_index = layer_at(row);
@@ -132,6 +134,7 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
       return;
     }
     const LayerIndex layer(layer_index);
+    entry.see(layer_index);
     std::memcpy(slots.data(), at + geometry.log_slots_offset + std::size_t{row} * geometry.log_layer_bytes,
                 slots.size() * sizeof(std::int32_t));
     for (std::uint32_t token = 0; token < header.n_tokens; ++token) {

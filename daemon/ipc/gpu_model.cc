@@ -9,6 +9,7 @@
 #include "daemon/base/check.h"
 #include "daemon/ipc/shm_part.h"
 #include "daemon/platform/futex.h"
+#include "daemon/residency/brain.h"
 
 namespace moecached {
 namespace {
@@ -40,7 +41,8 @@ GpuModel::GpuModel(Parameters parameters, ModelId id, Gpu& gpu)
   std::uint32_t parts = 0, entries = 0;
   for (std::size_t l = 0; l < p_.layout.layers.size(); ++l) {
     const LayerLayout& layer = p_.layout.layers[l];
-    plans_.push_back(plan_gpu_layer(layer, wanted_[l], gpu.granularity()));
+    const std::uint32_t room = slot_room(p_.scope, wanted_[l], layer.n_experts);
+    plans_.push_back(plan_gpu_layer(layer, room, gpu.granularity()));
     first_part_.push_back(parts);
     table_first_.push_back(entries);
     parts += static_cast<std::uint32_t>(layer.parts.size());
@@ -48,7 +50,7 @@ GpuModel::GpuModel(Parameters parameters, ModelId id, Gpu& gpu)
     std::uint64_t bytes = 0;
     for (const PartLayout& part : layer.parts) bytes += part.expert_bytes;
     expert_bytes_.push_back(bytes);
-    experts_.emplace_back(wanted_[l], UINT32_MAX);
+    experts_.emplace_back(room, UINT32_MAX);
   }
   n_slots_.assign(p_.layout.layers.size(), 0);
   backed_.assign(parts, 0);

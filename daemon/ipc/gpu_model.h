@@ -34,6 +34,7 @@ class GpuModel {
     std::vector<FileId> files;
     ModelLayout layout;
     SlotsSpec slots;
+    SlotScope scope = SlotScope::kLayer;
     std::uint64_t boot_epoch = 0;
     std::shared_ptr<ExpertRam> ram;  // of the model on another GPU, to be shared; or null
   };

@@ -97,6 +97,7 @@ Result<std::shared_ptr<GpuModel>> GpuOpener::make_model(Request& request) {
                                 .files = begun->files.files,
                                 .layout = *layout,
                                 .slots = config_.gpu.slots,
+                                .scope = config_.gpu.scope,
                                 .boot_epoch = boot_epoch_,
                                 .ram = begun->ram},
                                begun->id, **gpu);

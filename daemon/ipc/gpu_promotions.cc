@@ -1,9 +1,10 @@
-// Device slots: when they are added, and which experts are worth an upload into them.
+// Which experts are worth an upload into device slots.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 #include "daemon/ipc/gpu_service_state.h"
 #include "daemon/platform/clock.h"
@@ -17,98 +18,6 @@ constexpr double kInPlacePerCopyRate = 0.87;
 constexpr std::uint64_t kCostsEveryNs = 100'000'000;
 
 }  // namespace
-
-void GpuService::start_growth(Entry& entry) {
-  if (entry.device->lost || entry.growth != Entry::Growth::kNone) return;
-  if (entry.growth_failed_ns != 0 && monotonic_ns() - entry.growth_failed_ns < 10 * kGpuStalledAfterNs)
-    return;
-  const std::shared_ptr<GpuModel> model = entry.model;
-  std::vector<std::shared_ptr<GpuModel>> others;
-  for (const auto& [id, other] : models_) {
-    if (other->device == entry.device && other->model != model) others.push_back(other->model);
-  }
-  entry.growth = Entry::Growth::kAllocating;
-  auto growth = std::make_shared<Pending::Growth>();
-  const GpuOptions& options = config_.gpu;
-  GpuQueue::Job job;
-  job.call = [model, growth, others, &options] {
-    auto memory = model->gpu().memory_info();
-    if (!memory) {
-      growth->outcome = std::move(memory).error();
-      return;
-    }
-    // What an earlier try has left allocated is this model's to use.
-    const std::uint64_t free = memory->free + model->device_bytes();
-    std::uint64_t budget = free > options.keep_free ? free - options.keep_free : 0;
-    std::uint64_t taken = 0;
-    for (const auto& other : others) taken += other->device_bytes();
-    if (options.bytes > 0) budget = std::min(budget, options.bytes > taken ? options.bytes - taken : 0);
-    growth->n_slots = gpu_slots_that_fit(model->layout(), model->plans(), model->wanted(), budget,
-                                         model->gpu().granularity());
-    growth->outcome = model->grow(growth->n_slots);
-  };
-  Pending pending;
-  pending.kind = Pending::Kind::kGrow;
-  pending.model = model;
-  pending.growth = std::move(growth);
-  submit(*model, std::move(job), std::move(pending));
-}
-
-void GpuService::growth_done(Entry& entry, const Status& outcome, const std::vector<std::uint32_t>& n_slots) {
-  const bool any = std::ranges::any_of(n_slots, [](std::uint32_t n) { return n > 0; });
-  if (!outcome || !any) {
-    entry.growth = Entry::Growth::kNone;
-    entry.growth_failed_ns = monotonic_ns();
-    entry.growth_note =
-        outcome ? "no device memory within gpu.bytes and gpu.keep_free" : outcome.error().text;
-    spdlog::warn("model {}: no device slots: {}; trying again in 10 s", entry.model->id().value,
-                 entry.growth_note);
-    return;
-  }
-  entry.growth_note = n_slots == entry.model->wanted()
-                          ? ""
-                          : "fewer device slots than gpu.slots asks for fit into device memory";
-  entry.model->publish_growth(n_slots);
-  // Epochs that were begun before may not have the new memory mapped, and need not: they are in the shape
-  // HOST_ONLY, which does not look at the table. Whoever takes up another shape maps first.
-  GpuModel& model = *entry.model;
-  if (Status added = brain_.add_model(model.id(), shape_of(entry)); !added) {
-    spdlog::error("model {}: {}", model.id().value, added.error().text);
-    entry.growth_note = added.error().text;
-    entry.growth = Entry::Growth::kDone;
-    return;
-  }
-  entry.has_slots = true;
-  entry.growth = Entry::Growth::kDone;
-  start_prewarm(entry);
-  // A layer that is to be wholly resident stays as it is until it is, so that its shape is stock's all the
-  // time.
-  for (std::uint32_t l = 0; l < model.layout().layers.size(); ++l) {
-    const std::uint32_t n = model.n_slots()[l];
-    if (n > 0 && n < model.layout().layers[l].n_experts)
-      model.set_shape(LayerIndex(l), MOECACHED_SHAPE_MIXED);
-  }
-  std::uint64_t total = 0;
-  for (const std::uint32_t n : model.n_slots()) total += n;
-  spdlog::info("model {} ({}): {} device slots, {} MiB of device memory", model.id().value, model.name(),
-               total, model.device_bytes() >> 20);
-}
-
-void GpuService::check_all_resident(Entry& entry) {
-  GpuModel& model = *entry.model;
-  for (std::uint32_t l = 0; l < entry.all_resident.size(); ++l) {
-    const LayerIndex layer(l);
-    const std::uint32_t n_experts = model.layout().layers[l].n_experts;
-    if (entry.all_resident[l] != 0 || model.n_slots()[l] < n_experts || entry.publishing[l] != 0) continue;
-    if (brain_.resident(model.id(), layer) < n_experts) continue;
-    bool in_order = true;
-    for (std::uint32_t e = 0; e < n_experts && in_order; ++e)
-      in_order = model.expert_in(layer, static_cast<std::int32_t>(e)) == e;
-    if (!in_order) continue;
-    entry.all_resident[l] = 1;
-    model.set_shape(layer, MOECACHED_SHAPE_ALL_RESIDENT);
-  }
-}
 
 void GpuService::tell_costs(Entry& entry, std::uint64_t now_ns) {
   if (now_ns - entry.costs_told_ns < kCostsEveryNs) return;
@@ -134,12 +43,13 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
   while (entry.fill_layer < entry.all_resident.size() && entry.promotions < kPromotionsMax) {
     const LayerIndex layer(entry.fill_layer);
     const std::uint32_t n_experts = model.layout().layers[layer.value].n_experts;
-    if (model.n_slots()[layer.value] < n_experts || entry.fill_expert >= n_experts) {
+    if (entry.n_open[layer.value] < n_experts || entry.fill_expert >= n_experts) {
       ++entry.fill_layer;
       entry.fill_expert = 0;
       continue;
     }
-    if (!brain_.promote(model.id(), layer, ExpertIndex(entry.fill_expert))) break;
+    const ExpertIndex expert(entry.fill_expert);
+    if (brain_.is_absent(model.id(), layer, expert) && !brain_.promote(model.id(), layer, expert)) break;
     ++entry.fill_expert;
     ++entry.promotions;
   }
@@ -154,7 +64,7 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
   // Half of what may be under way: what is used now need not wait for what was used once.
   while (!entry.plan.is_done() && entry.promotions < kPromotionsMax / 2) {
     const PrewarmPlan::Step step = entry.plan.take();
-    if (model.n_slots()[step.layer.value] == 0 || brain_.free_slots(model.id(), step.layer) == 0) continue;
+    if (entry.n_open[step.layer.value] == 0 || brain_.free_slots(model.id(), step.layer) == 0) continue;
     if (brain_.promote(model.id(), step.layer, step.expert)) ++entry.promotions;
   }
   for (const auto& [key, lane] : lanes_) {
@@ -173,7 +83,7 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
   entry.candidates.erase(doubles.begin(), doubles.end());
   for (Entry::Candidate& candidate : entry.candidates)
     candidate.gain =
-        model.n_slots()[candidate.layer.value] == 0
+        entry.n_open[candidate.layer.value] == 0
             ? 0
             : brain_.promotion_gain(model.id(), candidate.layer, candidate.expert, candidate.phase);
   std::erase_if(entry.candidates, [](const Entry::Candidate& c) { return c.gain < kPromotionGainMin; });
@@ -192,19 +102,6 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
     ++entry.promotions;
   }
   entry.candidates.clear();
-}
-
-ModelShape GpuService::shape_of(const Entry& entry) {
-  const GpuModel& model = *entry.model;
-  ModelShape shape{.layers = {}, .policy = entry.policy};
-  for (std::size_t l = 0; l < model.layout().layers.size(); ++l)
-    shape.layers.push_back({model.layout().layers[l].n_experts, std::max(1u, model.n_slots()[l])});
-  return shape;
-}
-
-ModelShape GpuService::shape(ModelId id) const {
-  const auto found = models_.find(id.value);
-  return found == models_.end() || !found->second->has_slots ? ModelShape{} : shape_of(*found->second);
 }
 
 void GpuService::start_prewarm(Entry& entry) {
@@ -228,7 +125,7 @@ Result<std::uint64_t> GpuService::prewarm(ModelId id, const UseList& list) {
 // Random promotions as fast as the link takes them; half of the slots rest meanwhile, so that they are read.
 void GpuService::churn(Entry& entry) {
   std::uint32_t n_slots = 0;
-  for (const std::uint32_t n : entry.model->n_slots()) n_slots += n;
+  for (const std::uint32_t n : entry.n_open) n_slots += n;
   const std::uint32_t most = std::min<std::uint32_t>(kPromotionsMax, std::max(1u, n_slots / 2));
   auto random = [this] {
     churn_state_ ^= churn_state_ << 13;
@@ -241,8 +138,7 @@ void GpuService::churn(Entry& entry) {
     const LayerIndex layer(static_cast<std::uint32_t>(random() % n_layers));
     const ExpertIndex expert(
         static_cast<std::uint32_t>(random() % entry.model->layout().layers[layer.value].n_experts));
-    if (entry.model->n_slots()[layer.value] > 0 && brain_.promote(entry.model->id(), layer, expert))
-      ++entry.promotions;
+    if (entry.n_open[layer.value] > 0 && brain_.promote(entry.model->id(), layer, expert)) ++entry.promotions;
   }
 }
 

@@ -54,7 +54,8 @@ void GpuService::carry_out_commands() {
   }
 }
 
-void GpuService::begin_grace(const GraceTicket& ticket) {
+void GpuService::begin_grace(GraceTracker& tracker, const GraceTicket& ticket,
+                             std::vector<GraceTicket>* done) {
   grace_lanes_.clear();
   for (Session* session : sessions_) {
     if (!session->gpu_models.contains(ticket.model.value)) continue;
@@ -71,7 +72,7 @@ void GpuService::begin_grace(const GraceTicket& ticket) {
       grace_lanes_.push_back({session->id().value * MOECACHED_MAX_LANES + i, &words});
     }
   }
-  grace_.begin({&ticket, 1}, grace_lanes_, &grace_done_);
+  tracker.begin({&ticket, 1}, grace_lanes_, done);
 }
 
 std::uint64_t GpuService::add_pending(Pending pending) {
@@ -110,7 +111,7 @@ void GpuService::queue_done(Pending& pending, bool succeeded) {
       if (test_no_grace_) {
         grace_done_.push_back(ticket);
       } else {
-        begin_grace(ticket);
+        begin_grace(grace_, ticket, &grace_done_);
       }
       return;
     }
@@ -126,7 +127,7 @@ void GpuService::queue_done(Pending& pending, bool succeeded) {
     case Pending::Kind::kRelease:
       return;
     case Pending::Kind::kGrow:
-      growth_done(*entry, pending.growth->outcome, pending.growth->n_slots);
+      growth_done(*entry, *pending.growth);
       return;
   }
 }

@@ -118,6 +118,9 @@ Status GpuService::add_model(const std::shared_ptr<GpuModel>& model, const WarmS
   entry->model = model;
   entry->device = &device;
   entry->policy = config_.gpu.policy;
+  entry->scope = config_.gpu.scope;
+  entry->seen.assign(model->layout().layers.size(), 0);
+  entry->n_open.assign(model->layout().layers.size(), 0);
   entry->all_resident.assign(model->layout().layers.size(), 0);
   entry->publishing.assign(model->layout().layers.size(), 0);
   entry->load_begun_ns = monotonic_ns();
@@ -179,12 +182,13 @@ Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
                                           std::to_string(entry.model->sessions) +
                                           " session(s); stop them first"};
   }
-  if (entry.growth == Entry::Growth::kAllocating || entry.model->ram().loads_left > 0) {
+  if (entry.is_growing() || entry.model->ram().loads_left > 0) {
     return Fault{FaultCode::kInvalid,
                  "model " + std::to_string(id) + " is being loaded; try again when it is done"};
   }
   if (entry.has_slots) brain_.remove_model(entry.model->id());
   grace_.model_gone(entry.model->id());
+  growth_grace_.model_gone(entry.model->id());
   uses_.remove_model(entry.model->id());
   shadows_.stop(entry.model->id());
   files->assign(entry.model->files().begin(), entry.model->files().end());
@@ -203,9 +207,7 @@ Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
 bool GpuService::drop_idle_model(std::vector<FileId>* files) {
   const Entry* oldest = nullptr;
   for (const auto& [id, entry] : models_) {
-    if (entry->model->sessions > 0 || entry->model->ram().loads_left > 0 ||
-        entry->growth == Entry::Growth::kAllocating)
-      continue;
+    if (entry->model->sessions > 0 || entry->model->ram().loads_left > 0 || entry->is_growing()) continue;
     if (oldest == nullptr || entry->model->last_used < oldest->model->last_used) oldest = entry.get();
   }
   if (oldest == nullptr) return false;
@@ -270,6 +272,10 @@ void GpuService::turn(std::uint64_t now_ns, std::span<Session* const> sessions) 
   // epochs that ended them are in the logs by then, read under the experts that the slots still hold.
   if (!grace_.empty())
     grace_.poll([](std::uint64_t, std::uint64_t, LayerIndex, ExpertIndex) { return false; }, &grace_done_);
+  if (!growth_grace_.empty()) {
+    growth_grace_.poll([](std::uint64_t, std::uint64_t, LayerIndex, ExpertIndex) { return false; }, &grown_);
+    slots_mapped();
+  }
   for (const auto& [key, lane] : lanes_) {
     if (!lane->known_to_brain && lane->entry->has_slots) {
       brain_.lane_opened(lane->id, lane->entry->model->id());
@@ -291,6 +297,7 @@ void GpuService::turn(std::uint64_t now_ns, std::span<Session* const> sessions) 
     device->budget.advance(now_ns, active || computing);
   }
   for (const auto& [id, entry] : models_) {
+    if (wants_growth(*entry, now_ns)) start_growth(*entry, now_ns);
     if (entry->has_slots && !entry->device->lost) promote(*entry, now_ns);
   }
   carry_out_commands();
@@ -299,7 +306,8 @@ void GpuService::turn(std::uint64_t now_ns, std::span<Session* const> sessions) 
 
 int GpuService::wanted_tick_ms() const {
   if (models_.empty() || lanes_.empty()) return -1;
-  if (!grace_.empty() || monotonic_ns() - last_active_ns_ < 20 * kActiveForNs) return 1;
+  if (!grace_.empty() || !growth_grace_.empty() || monotonic_ns() - last_active_ns_ < 20 * kActiveForNs)
+    return 1;
   return 20;
 }
 

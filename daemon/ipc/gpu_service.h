@@ -98,8 +98,13 @@ class GpuService {
   void close_lane(std::uint64_t key);
   void drain_lane(Lane& lane, std::uint64_t now_ns);
   void drain_log(Lane& lane, std::uint64_t epoch);
-  void start_growth(Entry& entry);
-  void growth_done(Entry& entry, const Status& outcome, const std::vector<std::uint32_t>& n_slots);
+  [[nodiscard]] static bool wants_growth(const Entry& entry, std::uint64_t now_ns);
+  [[nodiscard]] static std::vector<std::uint32_t> wanted_of(const Entry& entry);
+  void start_growth(Entry& entry, std::uint64_t now_ns);
+  struct Growth;
+  void growth_done(Entry& entry, const Growth& growth);
+  void slots_mapped();  // of the tickets in grown_
+  void open_slots(Entry& entry);
   void promote(Entry& entry, std::uint64_t now_ns);
   void tell_costs(Entry& entry, std::uint64_t now_ns);
   void churn(Entry& entry);
@@ -108,7 +113,7 @@ class GpuService {
   void check_all_resident(Entry& entry);
   void watch_stalls(std::uint64_t now_ns);
   void carry_out_commands();
-  void begin_grace(const GraceTicket& ticket);
+  void begin_grace(GraceTracker& tracker, const GraceTicket& ticket, std::vector<GraceTicket>* done);
   void submit(const GpuModel& model, GpuQueue::Job job, Pending pending);
   void lose(Device& device);
 
@@ -124,6 +129,7 @@ class GpuService {
   std::vector<Session*> sessions_;                        // of this turn
   Brain brain_;
   GraceTracker grace_;
+  GraceTracker growth_grace_;  // of models whose new slots some lane may not have mapped
   std::vector<std::unique_ptr<Pending>> pending_;
   std::vector<std::uint32_t> free_pending_;
   std::vector<std::uint32_t> free_lane_ids_;
@@ -134,7 +140,7 @@ class GpuService {
   std::uint64_t churn_state_ = 88172645463325252u;
   // Scratch.
   std::vector<GpuQueue::Done> done_;
-  std::vector<GraceTicket> grace_done_;
+  std::vector<GraceTicket> grace_done_, grown_;
   std::vector<GraceLane> grace_lanes_;
   std::vector<ExpertIndex> experts_;
   std::vector<std::uint8_t> marks_;  // one per expert of the widest layer

@@ -1,6 +1,7 @@
 // What GpuService remembers, shared by its files: gpu_service.cc (models, sessions, the turn), gpu_lanes.cc
-// (lanes and their logs), gpu_promotions.cc (device slots and what goes into them), gpu_queues.cc (commands
-// of the brain, work of the GPUs' queues) and gpu_reports.cc. Thread: core loop. Memory: owned by GpuService.
+// (lanes and their logs), gpu_growth.cc (device slots), gpu_promotions.cc (what goes into them),
+// gpu_queues.cc (commands of the brain, work of the GPUs' queues) and gpu_reports.cc. Thread: core loop.
+// Memory: owned by GpuService.
 #pragma once
 
 #include <atomic>
@@ -32,7 +33,7 @@ struct GpuService::Device {
 };
 
 struct GpuService::Entry {
-  enum class Growth : std::uint8_t { kNone, kAllocating, kDone };
+  enum class Growth : std::uint8_t { kNone, kAllocating, kMapping, kDone };
   struct Candidate {
     double gain;
     LayerIndex layer;
@@ -40,11 +41,27 @@ struct GpuService::Entry {
     Phase phase = Phase::kDecode;
     bool operator<(const Candidate& other) const { return gain > other.gain; }
   };
+  [[nodiscard]] bool is_growing() const {
+    return growth == Growth::kAllocating || growth == Growth::kMapping;
+  }
+
+  void see(std::size_t layer) {  // in an epoch's log, which names each layer once
+    passed_twice = passed_twice || seen[layer] != 0;
+    seen[layer] = 1;
+  }
+
   std::shared_ptr<GpuModel> model;
   Device* device = nullptr;
   Growth growth = Growth::kNone;
-  std::uint64_t growth_failed_ns = 0;
+  std::uint64_t growth_tried_ns = 0;
   std::string growth_note;  // why there are fewer slots than asked for
+  SlotScope scope = SlotScope::kLayer;
+  std::vector<std::uint8_t> seen;     // layers that this GPU has computed
+  std::vector<std::uint32_t> n_open;  // device slots that the brain may use, by layer
+  std::vector<std::uint32_t> even;    // that fit when they were added last, the same share of each layer
+  bool shared_out = false;  // scope global: what the first growth left has been given to those in need
+  std::uint64_t first_log_ns = 0, decoded = 0;  // tokens
+  bool passed_twice = false;                    // a layer was seen in two epochs: there are no others
   std::string policy;
   UseList warm;  // what device slots are to begin with; empty: nothing is known
   PrewarmPlan plan;
@@ -71,16 +88,17 @@ struct GpuService::Lane {
   std::uint64_t records = 0, refused = 0;
 };
 
+struct GpuService::Growth {  // known when the call has run
+  Status outcome = ok();
+  std::vector<std::uint32_t> n_slots, even;
+};
+
 struct GpuService::Pending {
   enum class Kind : std::uint8_t { kUnpublish, kPublish, kCopy, kGrow, kRelease } kind = Kind::kPublish;
   std::shared_ptr<GpuModel> model;  // kept alive: copies write into it
   LayerIndex layer;
   ExpertIndex expert;
   SlotIndex slot;
-  struct Growth {  // known when the call has run
-    Status outcome = ok();
-    std::vector<std::uint32_t> n_slots;
-  };
   std::shared_ptr<Growth> growth;
 };
 

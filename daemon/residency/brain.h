@@ -159,6 +159,11 @@ class Brain {
   // its experts are on their way. False: no trade.
   bool trade_slots(ModelId model, LayerIndex busy);
 
+  // Of a model whose scope is global: how many slots each layer should have, when `even` is the same share of
+  // all and memory can only be added (slot_trader.h). Empty: there is no such model.
+  [[nodiscard]] std::vector<std::uint32_t> share_out(ModelId model,
+                                                     std::span<const std::uint32_t> even) const;
+
   // -- events of lanes that do not move (a stopped process). Others must neither take what such a lane may be
   // using nor wait for it: what it holds counts as slots that the layer does not have, until epoch_completed.
   // A lease that does not fit beside it is answered with kNoRoom, at once; one that does waits for the

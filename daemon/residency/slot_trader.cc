@@ -87,4 +87,38 @@ std::optional<SlotTrader::Trade> SlotTrader::choose(std::span<const Side> sides)
   return Trade{LayerIndex(most->from), LayerIndex(most->to)};
 }
 
+std::vector<std::uint32_t> SlotTrader::share_out(std::span<const std::uint32_t> have,
+                                                 std::span<const std::uint32_t> even,
+                                                 std::span<const std::uint32_t> room) const {
+  std::vector<std::uint32_t> out(even.begin(), even.end());
+  std::vector<std::uint64_t> left(best_.size(), 0);  // by class
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    if (layers_[i].curve.steps() < kStepsMin) continue;
+    left[layers_[i].class_index] += even[i] - have[i];
+    out[i] = have[i];
+  }
+  for (std::size_t c = 0; c < left.size(); ++c) {
+    for (; left[c] > 0; --left[c]) {
+      std::size_t most = layers_.size();
+      double most_gain = -std::numeric_limits<double>::infinity();
+      for (std::size_t i = 0; i < layers_.size(); ++i) {
+        const Layer& layer = layers_[i];
+        if (layer.class_index != c || layer.curve.steps() < kStepsMin || even[i] == 0 || out[i] >= room[i])
+          continue;
+        const std::uint32_t span = span_of(layer.curve);
+        double gain = layer.curve.uses(out[i], out[i] + span) / span;
+        // More than an even share goes only where need is more than chance.
+        if (out[i] >= even[i]) gain -= kDeviations * std::sqrt(gain / (layer.curve.steps() * span));
+        if (gain > most_gain) {
+          most_gain = gain;
+          most = i;
+        }
+      }
+      if (most == layers_.size()) break;  // no room anywhere
+      ++out[most];
+    }
+  }
+  return out;
+}
+
 }  // namespace moecached

@@ -42,6 +42,12 @@ class SlotTrader {
   [[nodiscard]] bool is_due() const noexcept { return n_events_ >= next_; }
   // sides: one a layer. The next answer is due after as many steps as there are layers.
   [[nodiscard]] std::optional<Trade> choose(std::span<const Side> sides) noexcept;
+  // As many slots as `even` has of each class, shared out anew by what the curves say; no layer gets fewer
+  // than `have`, nor more than `room`. All are one per layer; have <= even. What the curves know nothing of
+  // stays as in `even`.
+  [[nodiscard]] std::vector<std::uint32_t> share_out(std::span<const std::uint32_t> have,
+                                                     std::span<const std::uint32_t> even,
+                                                     std::span<const std::uint32_t> room) const;
 
  private:
   struct Layer {

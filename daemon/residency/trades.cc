@@ -67,6 +67,20 @@ bool Brain::trade_slots(ModelId id, LayerIndex busy) {
   return trade && move_slot(id, trade->from, trade->to);
 }
 
+std::vector<std::uint32_t> Brain::share_out(ModelId id, std::span<const std::uint32_t> even) const {
+  const ModelState* model = state_->find_model(id);
+  if (model == nullptr || !model->trader) return {};
+  CHECK(even.size() == model->layers.size());
+  std::vector<std::uint32_t> have, goal, room;
+  for (std::size_t i = 0; i < even.size(); ++i) {
+    const LayerTable& table = model->layers[i].table;
+    have.push_back(even[i] == 0 ? 0 : table.n_slots());
+    goal.push_back(std::max(even[i], have.back()));
+    room.push_back(table.n_slots_max());
+  }
+  return model->trader->share_out(have, goal, room);
+}
+
 void Brain::State::trade_undone(ModelState& model, LayerState& from) {
   LayerState& to = layer_of(model, from.closing_for);
   CHECK(to.n_promised > 0);

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -68,7 +70,7 @@ class GpuDaemonTest : public ::testing::Test {
     std::filesystem::remove_all(folder_);
   }
   void start(SlotsSpec slots, std::uint32_t max_slowdown_percent = 100, const char* policy = "ewma",
-             bool slow_disk = false) {
+             bool slow_disk = false, SlotScope scope = SlotScope::kLayer) {
     Config config;
     if (slow_disk) {
       config.ssd.engine = SsdEngine::kPread;
@@ -81,6 +83,7 @@ class GpuDaemonTest : public ::testing::Test {
     config.gpu.slots = slots;
     config.gpu.keep_free = 0;
     config.gpu.policy = policy;
+    config.gpu.scope = scope;
     config.gpu.max_slowdown_percent = max_slowdown_percent;
     auto daemon = Daemon::start(config);
     ASSERT_TRUE(daemon) << daemon.error().text;
@@ -157,6 +160,7 @@ class GpuClient {
     }
     std::vector<std::uint16_t> layers, whole_layers;
     for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+      if (spans_[layer] == 0) continue;
       moecached_gpu_layer_info info{};
       EXPECT_EQ(moecached_gpu_model_layer(model_, layer, &info), MOECACHED_OK);
       const std::size_t row = layers.size();
@@ -165,7 +169,9 @@ class GpuClient {
           .push_back(static_cast<std::uint16_t>(layer | (info.by_expert != 0 ? MOECACHED_GPU_BY_EXPERT : 0)));
       const auto* table = reinterpret_cast<const std::int32_t*>(info.table);
       const std::uint32_t start = static_cast<std::uint32_t>(random());
-      const auto expert_at = [&](std::uint32_t k) { return first + (start + k) % span; };
+      const auto expert_at = [&](std::uint32_t k) {
+        return first + (start + k) % std::min(span, spans_[layer]);
+      };
       for (std::uint32_t k = 0; k < kTopK; ++k) {
         const std::uint32_t expert = expert_at(k);
         const std::int32_t slot =
@@ -220,6 +226,8 @@ class GpuClient {
     EXPECT_GE(n_slots, kTopK);
     fetches_ = n_slots >= kTopK;
   }
+  // Of each layer: so many of its experts are used, kTopK at least; 0: the layer is not computed.
+  void use_of_layers(const std::array<std::uint32_t, kLayers>& spans) { spans_ = spans; }
   moecached_gpu_model* model() { return model_; }
   moecached_gpu_lane* lane() { return lane_; }
   moecached_session* session() { return session_; }
@@ -246,6 +254,7 @@ class GpuClient {
   const CudaDriver* cu_ = nullptr;
   CUevent done_ = nullptr, logged_ = nullptr;
   bool fetches_ = false;
+  std::array<std::uint32_t, kLayers> spans_{kExperts, kExperts, kExperts};
   std::vector<std::int32_t> slots_;
   std::vector<std::byte> expected_;
 };

@@ -67,9 +67,12 @@ TEST_F(SeveralGpusTest, EachSwapsItsOwnSlots) {
   for (int gpu = 0; gpu < 2; ++gpu) {
     threads.emplace_back([&, gpu] {
       GpuClient client(folder_, model_, gpu);
-      const auto out = client.graphs(static_cast<std::uint32_t>(gpu + 1), 1500);
+      GpuClient::Outcome out;
+      EXPECT_TRUE(eventually([&] {
+        out += client.graphs(static_cast<std::uint32_t>(gpu + 1), 20);
+        return out.device_slots > 5000;
+      }));
       wrong += out.wrong;
-      EXPECT_EQ(out.slots, 1500u * kLayers * kTopK);
     });
   }
   for (auto& thread : threads) thread.join();

@@ -47,6 +47,7 @@ devices = "none"
 slots = "25%"
 bytes = 1073741824
 keep_free = 0
+scope = "global"
 policy = "slru"
 max_slowdown = 7
 

@@ -83,11 +83,11 @@ TEST_F(TierString, ATierOfGpusThatIsLeftOutIsNotServed) {
 
 TEST_F(TierString, IsPrintedInFullAndParsesBackToTheSame) {
   EXPECT_EQ(print_tiers(of("GPU:SLRU:128,RAM:LFU:256:1GiB,SSD:stream")),
-            "GPU:slru:128:free-1GiB,RAM:lfu:256:1GiB:global,SSD:stream:32MiB");
+            "GPU:slru:128:free-1GiB:layer,RAM:lfu:256:1GiB:global,SSD:stream:32MiB");
   for (const char* tiers :
        {"GPU:SLRU:128,RAM:LFU:256,SSD:stream", "RAM:lru:1000001B", "RAM:slru:probation=50,admit=value:12.5%",
         "RAM:ARC:Layer:12.5%", "RAM:lru:7:1GiB:GLOBAL", "RAM:lib:global:7", "RAM:lib:global:layer:7",
-        "GPU:ewma:decay=900:auto:1234567B:free-0,RAM:lru:auto,SSD:stream:64KiB"}) {
+        "GPU:ewma:decay=900:auto:1234567B:free-0,RAM:lru:auto,SSD:stream:64KiB", "GPU:lru:25%:global"}) {
     const Config config = of(tiers);
     const std::string printed = print_tiers(config);
     EXPECT_EQ(print_config(of(printed)), print_config(config)) << tiers;
@@ -148,8 +148,7 @@ TEST_F(TierString, ABadOneSaysWhatAndWhatToDo) {
            {"RAM:lru:8GiX", "is not a size"},
            {"RAM:lru:8:global:layer", "has two scopes"},
            {"RAM:global", "names no policy"},
-           {"GPU:lru:global", "global is for the tier RAM"},
-           {"SSD:stream:layer", "layer is for the tier RAM"},
+           {"SSD:stream:layer", "layer is for the tiers GPU and RAM"},
            {"SSD:lru", "write SSD:stream"},
            {"SSD:stream:25%", "write SSD:stream"},
            {"SSD", "write SSD:stream"}}) {

@@ -56,6 +56,22 @@ TEST(SlotTrader, MovesASlotFromWhereItServesNothing) {
   EXPECT_FALSE(trader.choose(sides)) << "what layer 0 has it needs as much";
 }
 
+TEST(SlotTrader, SharesOutWhatIsLeftToTheLayersThatWouldUseIt) {
+  SlotTrader trader(shape_of(3, 8, 4));
+  const std::vector<std::uint32_t> have(3, 3), even(3, 4), room(3, 8);
+  EXPECT_EQ(trader.share_out(have, even, room), even) << "before it has seen anything";
+  for (std::uint32_t step = 0; step < 200; ++step) {
+    use(trader, 0, step, 3);
+    use(trader, 1, step, 6);
+    use(trader, 2, step, 1);
+  }
+  EXPECT_EQ(trader.share_out(have, even, room), (std::vector<std::uint32_t>{3, 6, 3}));
+  EXPECT_EQ(trader.share_out(have, even, std::vector<std::uint32_t>(3, 5))[1], 5u)
+      << "no more than there is room for";
+  const std::vector<std::uint32_t> none{3, 0, 3};
+  EXPECT_EQ(trader.share_out(none, none, room), none) << "nor any to a layer that is to have none";
+}
+
 TEST(SlotTrader, LayersOfAnotherClassAreNoPartners) {
   ModelShape shape = shape_of(2, 8, 4);
   shape.layers[1].slot_class = 7;

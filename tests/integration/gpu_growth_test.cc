@@ -1,0 +1,97 @@
+// When device slots are added, and to which layers (gpu_daemon_fixture.h).
+#include <gtest/gtest.h>
+
+#include <array>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tests/integration/gpu_daemon_fixture.h"
+
+namespace moecached {
+namespace {
+
+class GpuGrowthTest : public GpuDaemonTest {
+ protected:
+  std::vector<std::uint32_t> slots() {
+    std::vector<std::uint32_t> out;
+    for (const LayerReport& layer : report().layers) out.push_back(layer.n_slots);
+    return out;
+  }
+  std::vector<std::uint32_t> filled() {
+    std::vector<std::uint32_t> out;
+    for (const LayerReport& layer : report().layers) out.push_back(layer.resident);
+    return out;
+  }
+};
+
+using Slots = std::vector<std::uint32_t>;
+
+TEST_F(GpuGrowthTest, OnlyLayersThatThisGpuComputesGetSlots) {
+  start(kSix);
+  GpuClient client(folder_, model_);
+  client.use_of_layers({kExperts, kExperts, 0});
+  GpuClient::Outcome out;
+  EXPECT_TRUE(eventually([&] {
+    out += client.graphs(1, 5);
+    return filled() == Slots{6, 6, 0};
+  }));
+  EXPECT_EQ(slots(), (Slots{6, 6, 0}));
+  EXPECT_EQ(out.wrong, 0u);
+}
+
+// As of a second server, which computes the rest of the model here. Ten seconds after the last growth.
+TEST_F(GpuGrowthTest, LayersThatComeLaterGetTheirsUnderLanesThatGoOn) {
+  const Variable churn("MOECACHED_TEST_CHURN");
+  start(kSix);
+  GpuClient first(folder_, model_), second(folder_, model_);
+  first.use_of_layers({kExperts, kExperts, 0});
+  GpuClient::Outcome out;
+  EXPECT_TRUE(eventually([&] {
+    out += first.graphs(1, 5);
+    return slots() == Slots{6, 6, 0};
+  }));
+  EXPECT_TRUE(eventually([&] {
+    for (int i = 0; i < 20; ++i) {
+      out += first.graphs(2, 5);
+      out += second.graphs(3, 5);
+    }
+    return slots() == Slots{6, 6, 6};
+  }));
+  for (int i = 0; i < 50; ++i) {
+    out += first.graphs(4, 20);
+    out += second.graphs(5, 20);
+  }
+  EXPECT_EQ(out.wrong, 0u);
+  EXPECT_GT(filled()[2], 0u);
+}
+
+TEST_F(GpuGrowthTest, WithScopeGlobalTheRestGoesToTheLayersThatNeedIt) {
+  // Four of a small layer's experts are ever used, all of the others': a share of 8 slots each is too many
+  // there.
+  start({.kind = SlotsSpec::Kind::kCount, .value = 8}, 100, "ewma", false, SlotScope::kGlobal);
+  GpuClient client(folder_, model_);
+  client.use_of_layers({kTopK, kExperts, kExperts});
+  GpuClient::Outcome out;
+  EXPECT_TRUE(eventually([&] {
+    out += client.graphs(1, 2);
+    return slots() == Slots{6, 6, 6};
+  })) << "three quarters come first";
+  EXPECT_TRUE(eventually([&] {
+    out += client.graphs(2, 20);
+    return slots() != Slots{6, 6, 6};
+  }));
+  const Slots now = slots();
+  EXPECT_EQ(std::accumulate(now.begin(), now.end(), 0u), 24u) << "as many as an even share has";
+  EXPECT_EQ(now[0], 6u) << "which holds everything that it uses";
+  EXPECT_GE(now[1], 8u);
+  EXPECT_GE(now[2], 8u);
+  EXPECT_TRUE(eventually([&] {
+    out += client.graphs(3, 20);
+    return filled()[1] == now[1] && filled()[2] == now[2];
+  })) << "the new ones are used";
+  EXPECT_EQ(out.wrong, 0u);
+}
+
+}  // namespace
+}  // namespace moecached

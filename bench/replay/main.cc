@@ -20,7 +20,9 @@ constexpr const char* kCurveSlots = "5%,10%,15%,20%,25%,30%,40%,50%,60%,75%,90%,
 constexpr const char* kFooter =
     "A trace is moetrace-csv v1, plain or zstd; `moecachectl trace record` writes one. Ids of a token in one "
     "layer are\nlooked up together, against the state before the token. link/access counts experts over the "
-    "link: what is loaded\ninto slots and, in mode covered, misses that are read in place.\n"
+    "link: what is loaded\ninto slots and, in mode covered, misses that are read in place. prefetched/access "
+    "are loads of --prefetch, used and\n"
+    "wasted the shares of them that decode used and that were evicted unused.\n"
     "Exit codes: 0 ok, 1 the trace cannot be read or replayed, 2 bad command line.";
 
 struct Options {
@@ -29,7 +31,7 @@ struct Options {
   std::uint32_t n_processes = 1;
   std::uint64_t memory_mib = 4096;
   std::uint64_t expert_bytes = 0;
-  bool layers = false, no_belady = false;
+  bool layers = false, no_belady = false, prefetch = false;
   std::vector<SlotScope> scopes;
 };
 
@@ -71,7 +73,8 @@ Status run_size(const Trace& trace, std::span<const Turn> order, const std::vect
                                             .n_slots = of_pool,
                                             .n_lanes = options.n_processes,
                                             .private_pools = private_pools,
-                                            .scope = scope});
+                                            .scope = scope,
+                                            .prefetch = options.prefetch});
       if (!result) return std::move(result).error().with_context(policy + ", " + slots.label);
       report->runs.push_back({policy, slots, options.n_processes, private_pools, *std::move(result), scope});
     }
@@ -88,6 +91,11 @@ Status run_size(const Trace& trace, std::span<const Turn> order, const std::vect
 }
 
 int run(const Options& options) {
+  if (options.prefetch && options.mode != "pool") {
+    return fail(
+        kExitUsage,
+        "--prefetch needs --mode pool: on a GPU routing arrives a whole token late, and nobody waits");
+  }
   Result<Trace> trace = Trace::read(options.trace, {.bytes = options.memory_mib << 20});
   if (!trace) return fail(kExitFailed, trace.error().text);
   const std::string wanted = !options.slots.empty() ? options.slots
@@ -111,6 +119,7 @@ int run(const Options& options) {
   report.n_sequences = trace->n_sequences();
   report.mode = options.mode == "pool" ? Mode::kPool : Mode::kCovered;
   report.expert_bytes = options.expert_bytes;
+  report.prefetch = options.prefetch;
   if (options.layers) report.use = layer_use(*trace);
   for (const SlotChoice& slots : *sizes) {
     for (const bool private_pools : {false, true}) {
@@ -171,6 +180,7 @@ int parse_and_run(int argc, char** argv) {
   app.add_flag("--layers", options.layers, "use, Gini, entropy and hits by layer, and advice");
   app.add_option("--expert-bytes", options.expert_bytes, "size of an expert, for link figures in bytes")
       ->type_name("BYTES");
+  app.add_flag("--prefetch", options.prefetch, "load what decode is likely to use next, as pool.prefetch");
   app.add_flag("--no-belady", options.no_belady, "leave the yardsticks out");
   app.add_option("--memory", options.memory_mib, "the most a trace may take (4096)")
       ->type_name("MIB")

@@ -20,7 +20,8 @@ class Replayer {
     ModelShape shape{.layers = {},
                      .policy = options_.policy,
                      .scope = options_.scope,
-                     .n_expert_used = trace_.header().n_used};
+                     .n_expert_used = trace_.header().n_used,
+                     .prefetch = options_.prefetch};
     const std::uint32_t n_experts = trace_.header().n_experts;
     // A trace names no slot classes: all its layers are of one.
     for (const std::uint32_t n : options_.n_slots)
@@ -66,8 +67,13 @@ class Replayer {
         result_.layers[l].evictions += counters[l].evictions;
         result_.layers[l].leases += counters[l].leases;
         result_.n_slots[l] += pool->slots(LayerIndex(l));
+        result_.layers[l].prefetched += counters[l].prefetched;
+        result_.layers[l].prefetch_used += counters[l].prefetch_used;
+        result_.layers[l].prefetch_wasted += counters[l].prefetch_wasted;
+        result_.layers[l].prefetch_regretted += counters[l].prefetch_regretted;
       }
     }
+    result_.prefetch = pools_.front()->prefetch();
     // Two books were kept, the table of the shell and the brain's.
     const Tally total = result_.total();
     std::uint64_t hits = 0, insertions = 0;

@@ -36,6 +36,7 @@ struct ReplayOptions {
   std::uint32_t n_lanes = 1;           // of the order
   bool private_pools = false;          // one for each lane instead of one for all
   SlotScope scope = SlotScope::kLayer;
+  bool prefetch = false;  // as a daemon with pool.prefetch; mode kPool alone
 };
 
 struct ReplayResult {
@@ -43,7 +44,8 @@ struct ReplayResult {
   std::vector<LayerCounters> layers;   // the brain's, summed over the pools
   std::vector<std::uint32_t> n_slots;  // by layer, open at the end, summed over the pools
   std::uint64_t events_too_wide = 0;  // more experts than slots: what was absent was not loaded, but streamed
-  double seconds = 0;                 // of processor time
+  PrefetchState prefetch = PrefetchState::kOff;  // at the end, of the first pool
+  double seconds = 0;                            // of processor time
   [[nodiscard]] Tally total() const;
 };
 

@@ -47,6 +47,18 @@ std::string label_of(const Run& run) {
          (run.n_lanes > 1 ? " " + processes(run) : "");
 }
 
+// Of all layers, the prefetch counters alone.
+LayerCounters prefetches(const Run& run) {
+  LayerCounters sum;
+  for (const LayerCounters& layer : run.result.layers) {
+    sum.prefetched += layer.prefetched;
+    sum.prefetch_used += layer.prefetch_used;
+    sum.prefetch_wasted += layer.prefetch_wasted;
+    sum.prefetch_regretted += layer.prefetch_regretted;
+  }
+  return sum;
+}
+
 double hits(const Tally& tally) { return share(tally.hits, tally.lookups); }
 
 double ratio(const Tally& tally, const Tally& best) {
@@ -138,7 +150,9 @@ std::string to_table(const Report& report) {
   if (has_global) head.emplace_back("scope");
   head.emplace_back("hits %");
   if (has_prefill) head.insert(head.end(), {"decode", "prefill"});
-  head.insert(head.end(), {"uploads/access", link, "of Belady", "of bypass", "M lookups/s"});
+  head.insert(head.end(), {"uploads/access", link});
+  if (report.prefetch) head.insert(head.end(), {"prefetched/access", "used %", "wasted %", "prefetch"});
+  head.insert(head.end(), {"of Belady", "of bypass", "M lookups/s"});
   rows.push_back(head);
   for (const Run& run : report.runs) {
     const Tally total = run.result.total();
@@ -154,6 +168,13 @@ std::string to_table(const Report& report) {
     row.push_back(report.expert_bytes > 0
                       ? fixed(per_access * static_cast<double>(report.expert_bytes) / 1024, 1)
                       : fixed(per_access, 4));
+    if (report.prefetch) {
+      const LayerCounters sum = prefetches(run);
+      row.push_back(fixed(share(sum.prefetched, total.lookups), 4));
+      row.push_back(fixed(100 * share(sum.prefetch_used, sum.prefetched), 1));
+      row.push_back(fixed(100 * share(sum.prefetch_wasted, sum.prefetched), 1));
+      row.emplace_back(name_of(run.result.prefetch));
+    }
     const Yardstick* best = report.yardstick_of(run);
     row.push_back(best == nullptr ? "-" : fixed(ratio(total, best->belady), 3));
     row.push_back(best == nullptr ? "-" : fixed(ratio(total, best->bypass), 3));
@@ -221,6 +242,14 @@ ordered_json to_json(const Report& report) {
     if (const Yardstick* best = report.yardstick_of(run)) {
       out["of_belady"] = ratio(total, best->belady);
       out["of_bypass"] = ratio(total, best->bypass);
+    }
+    if (report.prefetch) {
+      const LayerCounters sum = prefetches(run);
+      out["prefetch"] = {{"state", name_of(run.result.prefetch)},
+                         {"prefetched", sum.prefetched},
+                         {"used", sum.prefetch_used},
+                         {"wasted", sum.prefetch_wasted},
+                         {"regretted", sum.prefetch_regretted}};
     }
     if (!report.use.empty()) {
       for (std::size_t l = 0; l < run.result.layers.size(); ++l) {

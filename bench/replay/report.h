@@ -36,6 +36,7 @@ struct Report {
   std::uint64_t n_rows = 0;
   std::uint32_t n_sequences = 0;
   Mode mode = Mode::kPool;
+  bool prefetch = false;           // was asked for
   std::uint64_t expert_bytes = 0;  // 0: not known, link figures are in experts
   std::vector<Run> runs;
   std::vector<Yardstick> yardsticks;

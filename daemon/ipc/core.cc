@@ -58,7 +58,7 @@ Core::Core(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<SsdTi
       device_(std::move(device)),
       wake_(std::move(wake)),
       epoll_(std::move(epoll)),
-      reads_(*ssd_),
+      reads_(*ssd_, config_.ssd),
       warmth_(config_.state_directory),
       gpu_(config_, std::move(gpus), std::move(no_gpu_reason), reads_, taps_, policy_libraries_, uses_,
            shadows_) {}
@@ -122,7 +122,7 @@ void Core::wait() {
   if (waiting_on_lanes() || !plans_.empty()) {
     timeout = kBusyTickMs;
   } else if (!sessions_.empty() && monotonic_ns() - last_record_ns_ < kActiveFor) {
-    timeout = kActiveTickMs;
+    timeout = reads_ahead() ? kBusyTickMs : kActiveTickMs;
   }
   if (const int wanted = gpu_.wanted_tick_ms(); wanted >= 0) timeout = std::min(timeout, wanted);
   epoll_event events[64];
@@ -358,7 +358,10 @@ void Core::carry_out_commands() {
           tickets_.push_back({command.model, command.layer, command.slot, command.expert});
           break;
         case CommandKind::kRead:
-          reads_.start(SlotRead{model, command.layer, command.expert, command.slot});
+          reads_.start(SlotRead{model, command.layer, command.expert, command.slot, command.is_ahead});
+          break;
+        case CommandKind::kHasten:
+          reads_.hasten(command.model, command.layer, command.slot);
           break;
         case CommandKind::kPublish:
           model->publish(command.layer, command.expert, command.slot);
@@ -405,6 +408,14 @@ void Core::release(SharedModel& model, LayerIndex layer, SlotIndex slot) {
   }
   ssd_->released({model.slot(layer, slot), model.slot_bytes(layer)});
   tell_open(model);
+}
+
+// Records of layers that missed nothing ring no bell, and what they foretell is wanted a layer later.
+bool Core::reads_ahead() const {
+  return std::ranges::any_of(models_, [this](const auto& model) {
+    const PrefetchState state = brain_.prefetch(ModelId(model.first));
+    return state == PrefetchState::kProbing || state == PrefetchState::kOn;
+  });
 }
 
 bool Core::waiting_on_lanes() const {

@@ -198,6 +198,7 @@ class Core {
   bool drop_idle_model(std::uint64_t* freed);
   void erase_model(std::uint32_t id);
   [[nodiscard]] bool waiting_on_lanes() const;
+  [[nodiscard]] bool reads_ahead() const;
 
   Config config_;
   const std::uint64_t boot_epoch_;

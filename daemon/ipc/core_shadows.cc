@@ -33,6 +33,7 @@ Result<Core::ShadowBasis> Core::shadow_basis(std::uint32_t id) const {
   // As they are now: challengers trade on from there.
   for (std::uint32_t l = 0; l < basis.shape.layers.size(); ++l)
     basis.shape.layers[l].n_slots = brain_.slots(model->id(), LayerIndex(l));
+  basis.shape.prefetch = brain_.prefetch(model->id()) != PrefetchState::kOff;
   return basis;
 }
 

@@ -35,6 +35,8 @@ void GpuService::carry_out_commands() {
           job.is_flip = true;
           job.flip = model.to_host(command.layer, command.expert);
           break;
+        case CommandKind::kHasten:  // nothing is read ahead
+          break;
         case CommandKind::kRead:
           pending.kind = Pending::Kind::kCopy;
           job = model.copy_job(command.layer, command.expert, command.slot);

@@ -11,7 +11,18 @@ constexpr std::size_t kBulkMax =
     32;  // requests of up to 8 parts at once: enough to keep the disk's queue full
 }
 
-ReadTable::ReadTable(SsdTier& ssd) : ssd_(ssd) {}
+ReadTable::ReadTable(SsdTier& ssd, const SsdOptions& options)
+    : ssd_(ssd),
+      read_bytes_max_(options.max_read_bytes),
+      ahead_reads_max_(std::max<std::uint64_t>(1, options.queue_depth / 2)) {}
+
+// Not fewer than the tier makes of it: it joins parts that touch.
+std::uint64_t ReadTable::reads_of(const ReadRequest& request) const {
+  std::uint64_t n = 0;
+  for (std::uint32_t p = 0; p < request.n_parts; ++p)
+    n += (request.parts[p].bytes + read_bytes_max_ - 1) / read_bytes_max_;
+  return n;
+}
 
 std::uint32_t ReadTable::allocate() {
   ++in_flight_;
@@ -47,7 +58,17 @@ void ReadTable::start(SlotRead read) {
   operation.slot = std::move(read);
   operation.requests_left = 1;
   operation.bytes = bytes;
-  backlog_.push_back(request);
+  (operation.slot.is_ahead ? ahead_backlog_ : backlog_).push_back(request);
+}
+
+void ReadTable::hasten(ModelId model, LayerIndex layer, SlotIndex slot) {
+  const auto found = std::ranges::find_if(ahead_backlog_, [&](const ReadRequest& request) {
+    const SlotRead& read = operations_[request.tag].slot;
+    return read.slot == slot && read.layer == layer && read.model->id() == model;
+  });
+  if (found == ahead_backlog_.end()) return;
+  backlog_.push_back(*found);
+  ahead_backlog_.erase(found);
 }
 
 void ReadTable::start(StreamRead read, std::span<const ExpertIndex> experts) {
@@ -99,6 +120,7 @@ void ReadTable::flush() {
     backlog_.erase(backlog_.begin(), backlog_.begin() + static_cast<std::ptrdiff_t>(taken));
     if (taken < n) return;  // full: poll() makes room, the next flush goes on
   }
+  submit_ahead();
   // A model that is being loaded must not stand before a client that waits for an expert.
   while (!bulk_backlog_.empty() && bulk_submitted_ < kBulkMax) {
     const std::size_t n = std::min(bulk_backlog_.size(), kBulkMax - bulk_submitted_);
@@ -107,6 +129,19 @@ void ReadTable::flush() {
     bulk_backlog_.erase(bulk_backlog_.begin(), bulk_backlog_.begin() + static_cast<std::ptrdiff_t>(taken));
     bulk_submitted_ += taken;
     if (taken < n) return;
+  }
+}
+
+void ReadTable::submit_ahead() {
+  while (!ahead_backlog_.empty()) {
+    const ReadRequest& request = ahead_backlog_.front();
+    const std::uint64_t n_reads = reads_of(request);
+    // An expert of more reads than that goes alone: it must go some time.
+    if (ahead_reads_ > 0 && ahead_reads_ + n_reads > ahead_reads_max_) return;
+    if (ssd_.submit({&request, 1}) == 0) return;
+    operations_[request.tag].ahead_reads = n_reads;
+    ahead_reads_ += n_reads;
+    ahead_backlog_.pop_front();
   }
 }
 
@@ -121,6 +156,7 @@ void ReadTable::poll(std::vector<SlotDone>* slots, std::vector<StreamDone>* stre
       Operation& operation = operations_[index];
       if (done[i].result > operation.result) operation.result = done[i].result;
       if (--operation.requests_left > 0) continue;
+      ahead_reads_ -= operation.ahead_reads;
       switch (operation.kind) {
         case Operation::Kind::kSlot:
           --operation.slot.model->reads_in_flight;

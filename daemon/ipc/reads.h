@@ -21,6 +21,7 @@ struct SlotRead {
   LayerIndex layer;
   ExpertIndex expert;
   SlotIndex slot;
+  bool is_ahead = false;  // nobody waits for it
 };
 
 struct StreamRead {
@@ -40,11 +41,16 @@ struct BulkRead {
   std::uint64_t tag = 0;        // of the caller, comes back
 };
 
+// Reads that nobody waits for go behind those that somebody waits for: they are submitted last, and only so
+// many at once that they never fill more than half of the disk's queue. A read that comes then waits for one
+// of them at most in each place of the queue.
 class ReadTable {
  public:
-  explicit ReadTable(SsdTier& ssd);
+  ReadTable(SsdTier& ssd, const SsdOptions& options);
 
   void start(SlotRead read);
+  // Somebody waits now for what was started as is_ahead; nothing to do where it was submitted already.
+  void hasten(ModelId model, LayerIndex layer, SlotIndex slot);
   void start(StreamRead read, std::span<const ExpertIndex> experts);
   void start(BulkRead read, std::span<const PartRead> parts);
   void flush();  // submits what was started since the last flush, and what did not fit before
@@ -76,14 +82,19 @@ class ReadTable {
     std::uint32_t requests_left = 0;
     std::uint32_t parts = 0;
     std::uint64_t bytes = 0;
+    std::uint64_t ahead_reads = 0;  // of the disk's queue, as long as it is submitted as is_ahead
     ReadResult result = ReadResult::kOk;
   };
   [[nodiscard]] std::uint32_t allocate();
+  [[nodiscard]] std::uint64_t reads_of(const ReadRequest& request) const;
+  void submit_ahead();
 
   SsdTier& ssd_;
+  const std::uint64_t read_bytes_max_, ahead_reads_max_;
   std::vector<Operation> operations_;
   std::vector<std::uint32_t> free_;
-  std::deque<ReadRequest> backlog_, bulk_backlog_;
+  std::deque<ReadRequest> backlog_, bulk_backlog_, ahead_backlog_;
+  std::uint64_t ahead_reads_ = 0;  // submitted
   std::size_t bulk_submitted_ = 0;
   std::size_t in_flight_ = 0;
 };

@@ -93,6 +93,7 @@ Status Brain::add_model(ModelId id, const ModelShape& shape) {
                              .closing_for = {},
                              .n_promised = 0});
   }
+  if (shape.prefetch) model->prefetch = std::make_unique<Prefetch>(shape.layers, shape.prefetch_pace);
   state_->models.emplace(id, std::move(model));
   return ok();
 }
@@ -154,6 +155,7 @@ void Brain::lane_opened(LaneId id, ModelId model_id) {
   lane.model_id = model_id;
   lane.model = model;
   lane.completed = 0;
+  lane.latest.clear();
   lane.lease.experts.reserve(model->n_slots_max);
   ++model->n_open_lanes;
 }
@@ -175,6 +177,7 @@ void Brain::routed(LaneId id, LayerIndex layer, std::span<const ExpertIndex> exp
   ModelState& model = *state_->open_lane(id).model;
   (void)State::layer_of(model, layer).table.touch(experts, phase);
   if (model.trader && phase == Phase::kDecode) model.trader->use(layer, experts);
+  if (phase == Phase::kDecode) state_->look_ahead(id, layer, experts);
 }
 
 void Brain::lease(LaneId id, LayerIndex layer_index, std::span<const ExpertIndex> experts, std::uint32_t seq,
@@ -199,6 +202,7 @@ void Brain::lease(LaneId id, LayerIndex layer_index, std::span<const ExpertIndex
   lane.lease.step = step;
   lane.lease.phase = phase;
   state_->ask(id, experts);
+  if (phase == Phase::kDecode) state_->look_ahead(id, layer_index, experts);
 }
 
 void Brain::epoch_completed(LaneId id, std::uint64_t completed) {

@@ -8,6 +8,7 @@
 //   slot
 //               (grace period), then calls grace_done
 //   kRead       the shell reads the expert into the slot, then calls read_done
+//   kHasten     somebody waits now for a read that was commanded as one that nobody waits for
 //   kPublish    the shell sets the entry to the slot
 //   kRelease    the slot is closed: the shell gives its memory back, before what the commands behind it begin
 //   kGrant      everything a lease asked for is resident and stays so until the lane's epoch is completed
@@ -49,11 +50,21 @@ struct LayerShape {
   return std::min(2 * n_slots, n_experts);
 }
 
+// When prefetching tries, and when it gives up for a while (prefetch_switch.h). In tokens of one lane: events
+// of each layer.
+struct PrefetchPace {
+  std::uint32_t learn_tokens = 128;
+  std::uint32_t window = 128;  // prefetches that are judged together
+  std::uint32_t pause_tokens_min = 1024, pause_tokens_max = 1u << 16;
+};
+
 struct ModelShape {
   std::vector<LayerShape> layers;
   std::string policy = "slru";
   SlotScope scope = SlotScope::kLayer;
   std::uint32_t n_expert_used = 0;  // top-k: trades leave a layer slots for two tokens, if it had them
+  bool prefetch = false;            // of experts that decode is likely to use next (prefetch.h)
+  PrefetchPace prefetch_pace = {};
 };
 
 enum class ReadOutcome : std::uint8_t { kOk, kIoError, kModelChanged };
@@ -70,7 +81,7 @@ enum class GrantStatus : std::uint8_t {  // = moecached_grant_status
 // it.
 enum class Phase : std::uint8_t { kDecode, kPrompt };
 
-enum class CommandKind : std::uint8_t { kUnpublish, kRead, kPublish, kGrant, kRelease };
+enum class CommandKind : std::uint8_t { kUnpublish, kRead, kHasten, kPublish, kGrant, kRelease };
 
 struct Command {
   CommandKind kind = CommandKind::kRead;
@@ -79,6 +90,7 @@ struct Command {
   LayerIndex layer;       // all but kGrant
   ExpertIndex expert;     // all but kGrant and kRelease
   SlotIndex slot;         // all but kGrant
+  bool is_ahead = false;  // kRead: nobody waits for it yet, so it goes behind what somebody waits for
   LaneId lane;            // kGrant
   std::uint32_t seq = 0;  // kGrant
 };
@@ -100,7 +112,17 @@ struct LayerCounters {
   std::uint64_t read_failures = 0;
   std::uint64_t leases = 0;
   std::uint64_t leases_queued = 0;  // of those, could not start at once
+  std::uint64_t prefetched = 0;     // loads started because decode was expected to use the expert
+  // What became of them; the others are not used yet.
+  std::uint64_t prefetch_used = 0;       // resident when decode first used the expert: a miss less
+  std::uint64_t prefetch_late = 0;       // under way then: a miss that waits less
+  std::uint64_t prefetch_wasted = 0;     // evicted unused, or not read
+  std::uint64_t prefetch_regretted = 0;  // misses of what had to go for one that was not used
 };
+
+// Whether a model prefetches: it learns, tries for a while, and pauses where that does not pay.
+enum class PrefetchState : std::uint8_t { kOff, kLearning, kProbing, kOn, kPaused };
+[[nodiscard]] const char* name_of(PrefetchState state);  // "off", "learning", ...
 
 class Brain {
  public:
@@ -200,6 +222,7 @@ class Brain {
   [[nodiscard]] std::vector<std::vector<double>> use_rates(ModelId model) const;  // the history, for seed()
   [[nodiscard]] std::uint32_t coming(ModelId model) const;  // experts that wait for a slot or are being read
   [[nodiscard]] std::string policy(ModelId model) const;
+  [[nodiscard]] PrefetchState prefetch(ModelId model) const;
   // Aborts (CHECK) when the books do not agree: used by tests and the simulator after every event.
   void check_invariants() const;
 

@@ -13,6 +13,7 @@
 #include "daemon/residency/brain.h"
 #include "daemon/residency/lane_list.h"
 #include "daemon/residency/layer_table.h"
+#include "daemon/residency/prefetch.h"
 #include "daemon/residency/slot_trader.h"
 
 namespace moecached {
@@ -58,7 +59,8 @@ struct ModelState {
   std::vector<SlotTrader::Side> trade_sides;  // scratch
   std::vector<LayerCounters> counters;
   std::vector<LayerState> layers;
-  std::vector<std::uint8_t> marks;  // scratch, one per expert of the widest layer
+  std::vector<std::uint8_t> marks;     // scratch, one per expert of the widest layer
+  std::unique_ptr<Prefetch> prefetch;  // nullptr: off
 };
 
 struct LaneState {
@@ -68,6 +70,7 @@ struct LaneState {
   std::uint64_t completed = 0;  // newest epoch reported
   Lease lease;
   std::vector<Hold> holds;  // empty but for a stalled lane; at most one per layer
+  Prefetch::Latest latest;
 };
 
 struct Brain::State {
@@ -105,6 +108,9 @@ struct Brain::State {
   void add_hold(LaneId id, LayerIndex layer, std::span<const ExpertIndex> experts, std::uint64_t epoch);
   void drop_holds(LaneId id, std::uint64_t completed);  // those whose epoch is over; serves who waited
   void refuse_misfits(LayerState& layer);               // queued leases that no release of a lease can help
+
+  // prefetch.cc
+  void look_ahead(LaneId id, LayerIndex layer, std::span<const ExpertIndex> experts);  // of a decode event
 
  private:
   void start(LaneId id, LayerState& layer);

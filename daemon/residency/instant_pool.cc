@@ -37,12 +37,14 @@ InstantPool::Outcome InstantPool::event(LaneId lane, LayerIndex layer, std::span
     brain_.routed(lane, layer, experts, phase);
     if (missed) promote(layer, experts, phase);
     if (missed) trade(layer);
+    carry_out_commands();  // what was prefetched
     return outcome_;
   }
   if (experts.size() > brain_.slots(kModel, layer)) {
     // A client streams these, without slots; the hits among them are all that the brain learns to keep.
     outcome_.too_wide = true;
     brain_.routed(lane, layer, experts, phase);
+    carry_out_commands();
     return outcome_;
   }
   brain_.lease(lane, layer, experts, ++seq_, ++epoch_, phase);
@@ -106,6 +108,8 @@ void InstantPool::carry_out_commands() {
           break;
         case CommandKind::kRead:
           brain_.read_done(command.model, command.layer, command.slot, ReadOutcome::kOk);
+          break;
+        case CommandKind::kHasten:
           break;
         case CommandKind::kPublish:
           resident_[entry] = 1;

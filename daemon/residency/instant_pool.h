@@ -41,6 +41,7 @@ class InstantPool {
 
   [[nodiscard]] std::span<const LayerCounters> counters() const { return brain_.counters(kModel); }
   [[nodiscard]] std::uint32_t slots(LayerIndex layer) const { return brain_.slots(kModel, layer); }  // open
+  [[nodiscard]] PrefetchState prefetch() const { return brain_.prefetch(kModel); }
   [[nodiscard]] bool is_resident(LayerIndex layer, ExpertIndex expert) const {
     return resident_[first_[layer.value] + expert.value] != 0;
   }

@@ -9,10 +9,6 @@
 
 namespace moecached {
 
-namespace {
-constexpr ExpertIndex kNobody(UINT32_MAX);
-}
-
 LayerTable::LayerTable(Place place, LayerShape shape, std::unique_ptr<EvictionPolicy> policy,
                        LayerCounters& counters)
     : place_(place),
@@ -51,7 +47,7 @@ Step LayerTable::touch(std::span<const ExpertIndex> experts, Phase phase) {
     hits += is_hit;
     if (!is_decode) continue;
     history_.use(index, step);
-    expert.is_prompts = false;
+    used_by_decode(expert, step);
     if (is_hit) {
       expert.last_step = step;
       policy_->on_access(index, step);
@@ -63,6 +59,24 @@ Step LayerTable::touch(std::span<const ExpertIndex> experts, Phase phase) {
   counters_.hits += hits;
   counters_.misses += experts.size() - hits;
   return step;
+}
+
+void LayerTable::used_by_decode(Expert& expert, Step step) {
+  expert.is_prompts = false;
+  if (expert.is_ahead) {
+    expert.is_ahead = false;
+    ++(expert.state == ExpertState::kResident ? counters_.prefetch_used : counters_.prefetch_late);
+    if (expert.state == ExpertState::kComing) at(expert.slot).step = step;
+  }
+  if (expert.displaced_by == kNobody) return;
+  // For one that was used it would have gone all the same.
+  counters_.prefetch_regretted += at(expert.displaced_by).is_ahead ? 1 : 0;
+  expert.displaced_by = kNobody;
+}
+
+void LayerTable::lose_prefetch(Expert& expert) {
+  counters_.prefetch_wasted += expert.is_ahead ? 1 : 0;
+  expert.is_ahead = false;
 }
 
 bool LayerTable::can_admit(std::span<const ExpertIndex> experts, Phase phase) const {
@@ -117,7 +131,10 @@ void LayerTable::admit(std::span<const ExpertIndex> experts, Step step, std::vec
       CHECK(expert.pins == 0);  // else the set names it twice
       ++n_wanted_slots;
     }
-    ++expert.pins;
+    if (expert.pins++ == 0 && expert.state == ExpertState::kComing && at(expert.slot).is_ahead) {
+      at(expert.slot).is_ahead = false;
+      commands.push_back(make_command(CommandKind::kHasten, index, expert.slot));
+    }
   }
   // Ranked once for the whole set: its experts count as simultaneous, so no victim may depend on another's
   // insertion.
@@ -135,26 +152,29 @@ void LayerTable::place(ExpertIndex index, Step step, std::vector<Command>& comma
   if (!free_.empty()) {
     expert.slot = free_.back();
     free_.pop_back();
-    at(expert.slot).state = SlotState::kLoading;
-    commands.push_back(make_command(CommandKind::kRead, index, expert.slot));
+    command_read(index, expert.slot, commands);
   } else {
-    expert.slot = evict(SlotState::kEvicting, commands);
+    expert.slot = evict(SlotState::kEvicting, index, commands);
   }
   expert.state = ExpertState::kComing;
+  expert.displaced_by = kNobody;
   at(expert.slot).expert = index;
   at(expert.slot).step = step;
 }
 
-SlotIndex LayerTable::evict(SlotState to, std::vector<Command>& commands) {
+SlotIndex LayerTable::evict(SlotState to, ExpertIndex coming, std::vector<Command>& commands) {
   const ExpertIndex index = victims_[next_victim_++];
   Expert& victim = at(index);
   CHECK(victim.state == ExpertState::kResident && victim.pins == 0);
   policy_->on_remove(index);
   victim.state = ExpertState::kAbsent;
+  victim.displaced_by = coming != kNobody && at(coming).is_ahead ? coming : kNobody;
+  lose_prefetch(victim);
   --n_resident_;
   --n_evictable_;
   ++counters_.evictions;
   at(victim.slot).state = to;
+  at(victim.slot).is_ahead = false;
   commands.push_back(make_command(CommandKind::kUnpublish, index, victim.slot));
   return victim.slot;
 }
@@ -186,10 +206,41 @@ LayerTable::Close LayerTable::close_slot(std::vector<Command>& commands) {
     return Close::kClosed;
   }
   choose_victims(1, kNobody, Phase::kDecode);
-  (void)evict(SlotState::kClosing, commands);
+  (void)evict(SlotState::kClosing, kNobody, commands);
   ++n_closing_;
   add_open(-1);
   return Close::kClosing;
+}
+
+void LayerTable::command_read(ExpertIndex expert, SlotIndex slot, std::vector<Command>& commands) {
+  at(slot).state = SlotState::kLoading;
+  at(slot).is_ahead = at(expert).is_ahead && at(expert).pins == 0;
+  Command command = make_command(CommandKind::kRead, expert, slot);
+  command.is_ahead = at(slot).is_ahead;
+  commands.push_back(command);
+}
+
+bool LayerTable::prefetch(ExpertIndex index, std::span<const float> likelihood,
+                          std::vector<Command>& commands) {
+  Expert& expert = at(index);
+  if (expert.state != ExpertState::kAbsent) return false;
+  if (free_.empty()) {
+    candidates_.clear();
+    next_victim_ = 0;
+    for (const Slot& slot : slots_) {
+      if (slot.state != SlotState::kResident || at(slot.expert).pins != 0) continue;
+      // Nor one that was fetched for the same step: two predictions would chase each other.
+      if (at(slot.expert).is_ahead && slot.step == step_) continue;
+      if (likelihood[slot.expert.value] * 2 <= likelihood[index.value]) candidates_.push_back(slot.expert);
+    }
+    victims_.resize(1);
+    if (policy_->rank(candidates_, victims_) == 0) return false;
+  }
+  expert.is_ahead = true;
+  expert.is_prompts = false;
+  ++counters_.prefetched;
+  place(index, step_, commands);
+  return true;
 }
 
 double LayerTable::promotion_gain(ExpertIndex index, Phase phase) {
@@ -221,10 +272,13 @@ LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_inde
     *coming = slot.expert;
     if (at(*coming).is_prompts) phase = Phase::kPrompt;
     at(*coming).state = ExpertState::kAbsent;
+    // A prefetch that nobody waits for is not worth another victim.
+    if (at(*coming).pins == 0 && at(*coming).is_ahead) move_coming = false;
   }
   slot.state = SlotState::kResident;
   slot.expert = old_index;
   old.state = ExpertState::kResident;
+  old.displaced_by = kNobody;
   old.slot = index;
   old.inserted_step = old.last_step = step_;  // a lane uses it right now
   ++n_resident_;
@@ -237,12 +291,16 @@ LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_inde
   policy_->on_insert(old_index, step_);
   commands.push_back(make_command(CommandKind::kPublish, old_index, index));
   if (was_closing) return Undo::kKept;
-  if (!move_coming) return Undo::kNoRoom;
-  if (free_.empty()) {
+  bool has_room = move_coming;
+  if (has_room && free_.empty()) {
     // The old expert itself must not be the only one that may go.
     const ExpertIndex both[] = {*coming, old_index};
-    if (n_evictable_ < 2 || !can_admit(both, phase)) return Undo::kNoRoom;
-    choose_victims(1, old_index, phase);
+    has_room = n_evictable_ >= 2 && can_admit(both, phase);
+    if (has_room) choose_victims(1, old_index, phase);
+  }
+  if (!has_room) {
+    lose_prefetch(at(*coming));
+    return Undo::kNoRoom;
   }
   place(*coming, step, commands);
   return Undo::kMoved;
@@ -287,8 +345,7 @@ bool LayerTable::grace_done(SlotIndex index, std::vector<Command>& commands) {
   }
   if (slot.state != SlotState::kEvicting) return false;
   // Read even when no lease waits for the expert any more: the victim is gone already, and it was asked for.
-  slot.state = SlotState::kLoading;
-  commands.push_back(make_command(CommandKind::kRead, slot.expert, index));
+  command_read(slot.expert, index, commands);
   return false;
 }
 
@@ -301,6 +358,7 @@ std::optional<ExpertIndex> LayerTable::read_done(SlotIndex index, ReadOutcome ou
     ++counters_.read_failures;
     slot.state = SlotState::kFree;
     expert.state = ExpertState::kAbsent;
+    lose_prefetch(expert);
     free_.push_back(index);
     return slot.expert;
   }
@@ -384,12 +442,15 @@ void LayerTable::replace_policy(std::unique_ptr<EvictionPolicy> policy) {
 void LayerTable::check(const Pins& expected) const {
   CHECK(expected.all.size() == experts_.size() && expected.held.size() == experts_.size());
   std::vector<std::uint32_t> names_of_slot(slots_.size());
-  std::uint32_t n_resident = 0, n_evictable = 0, n_coming = 0, n_held = 0, n_closing = 0;
+  std::uint32_t n_resident = 0, n_evictable = 0, n_coming = 0, n_held = 0, n_closing = 0, n_ahead = 0;
   for (std::uint32_t i = 0; i < experts_.size(); ++i) {
     const Expert& expert = experts_[i];
     CHECK(expert.pins == expected.all[i] && expert.holds == expected.held[i]);
     CHECK(expert.holds == 0 || expert.state == ExpertState::kResident);
     if (expert.holds > 0) ++n_held;
+    if (expert.is_ahead) ++n_ahead;
+    CHECK(!expert.is_ahead || expert.state != ExpertState::kAbsent);
+    CHECK(expert.displaced_by == kNobody || expert.state == ExpertState::kAbsent);
     if (expert.state == ExpertState::kAbsent) {
       CHECK(expert.pins == 0);
       continue;
@@ -430,6 +491,8 @@ void LayerTable::check(const Pins& expected) const {
   CHECK(counters_.hits + counters_.misses == counters_.lookups);
   CHECK(counters_.insertions - counters_.evictions == n_resident_);
   CHECK(counters_.leases_queued <= counters_.leases);
+  CHECK(counters_.prefetched ==
+        counters_.prefetch_used + counters_.prefetch_late + counters_.prefetch_wasted + n_ahead);
 }
 
 }  // namespace moecached

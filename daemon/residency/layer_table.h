@@ -83,6 +83,9 @@ class LayerTable {
   [[nodiscard]] double promotion_gain(ExpertIndex expert, Phase phase = Phase::kDecode);
   // Starts loading an absent expert that nobody waits for. False: no room.
   bool promote(ExpertIndex expert, std::vector<Command>& commands, Phase phase = Phase::kDecode);
+  // The same for one that decode is expected to use in its next step here, as likely as `likelihood` says of
+  // each expert. Takes a free slot, or that of an expert which is half as likely at most. False: neither.
+  bool prefetch(ExpertIndex expert, std::span<const float> likelihood, std::vector<Command>& commands);
   [[nodiscard]] std::uint32_t n_free() const { return static_cast<std::uint32_t>(free_.size()); }
   [[nodiscard]] bool is_absent(ExpertIndex expert) const { return at(expert).state == ExpertState::kAbsent; }
 
@@ -113,12 +116,14 @@ class LayerTable {
   void check(const Pins& expected) const;
 
  private:
+  static constexpr ExpertIndex kNobody{UINT32_MAX};
   enum class SlotState : std::uint8_t { kFree, kLoading, kResident, kEvicting, kClosing, kClosed };
   enum class ExpertState : std::uint8_t { kAbsent, kComing, kResident };
   struct Slot {
     SlotState state = SlotState::kFree;
-    ExpertIndex expert;  // resident, or the one that is going to be
-    Step step = 0;       // of the lease that made it load
+    ExpertIndex expert;     // resident, or the one that is going to be
+    Step step = 0;          // of the lease that made it load
+    bool is_ahead = false;  // kLoading: read as one that nobody waits for
   };
   struct Expert {
     ExpertState state = ExpertState::kAbsent;
@@ -126,7 +131,9 @@ class LayerTable {
     std::uint32_t pins = 0;
     std::uint32_t holds = 0;  // of the pins
     Step inserted_step = 0, last_step = 0;
-    bool is_prompts = false;  // loaded for a prompt, and not used by decode since
+    bool is_prompts = false;             // loaded for a prompt, and not used by decode since
+    bool is_ahead = false;               // prefetched, and not used by decode since
+    ExpertIndex displaced_by = kNobody;  // of an absent one that a prefetch evicted
   };
 
   [[nodiscard]] Expert& at(ExpertIndex expert) {
@@ -155,10 +162,13 @@ class LayerTable {
   }
   // Into victims_: those of prompts first. REQUIRES: there are as many.
   void choose_victims(std::size_t n, ExpertIndex spared, Phase phase);
+  void command_read(ExpertIndex expert, SlotIndex slot, std::vector<Command>& commands);
+  void used_by_decode(Expert& expert, Step step);
+  void lose_prefetch(Expert& expert);  // it is absent again
   // Into a free slot or the next victim's.
   void place(ExpertIndex expert, Step step, std::vector<Command>& commands);
-  // The next of victims_ is resident no longer: its slot.
-  SlotIndex evict(SlotState to, std::vector<Command>& commands);
+  // The next of victims_ is resident no longer, for one that is coming or for nobody: its slot.
+  SlotIndex evict(SlotState to, ExpertIndex coming, std::vector<Command>& commands);
   void add_open(std::int32_t n);  // and tells the policy
 
   // Steps of decode after which an expert that none of them used is not decode's any more.

@@ -103,6 +103,12 @@ void add(Stats& sum, const Stats& one) {
   sum.trades_by_routing += one.trades_by_routing;
   sum.releases += one.releases;
   sum.trades_undone += one.trades_undone;
+  sum.reads_ahead += one.reads_ahead;
+  sum.reads_hastened += one.reads_hastened;
+  sum.prefetch_used += one.prefetch_used;
+  sum.prefetch_late += one.prefetch_late;
+  sum.prefetch_wasted += one.prefetch_wasted;
+  sum.prefetch_regretted += one.prefetch_regretted;
 }
 
 TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
@@ -159,6 +165,12 @@ TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
       {"slots moved for the routing", sum.trades_by_routing},
       {"slots given back", sum.releases},
       {"moves undone for a stalled lane", sum.trades_undone},
+      {"reads ahead", sum.reads_ahead},
+      {"reads hastened", sum.reads_hastened},
+      {"prefetches used", sum.prefetch_used},
+      {"prefetches late", sum.prefetch_late},
+      {"prefetches wasted", sum.prefetch_wasted},
+      {"prefetches regretted", sum.prefetch_regretted},
   };
   for (const auto& [what, count] : met)
     EXPECT_GE(count, 100u) << what << ": the faults are not what they say";

@@ -71,7 +71,16 @@ void FakeLane::plan() {
     for (ExpertIndex expert : draw_set(layer, n))
       uses.push_back({.layer = LayerIndex(index), .expert = expert});
   };
-  if (kind_ == Kind::kAllLayers) {
+  if (world_.options.prefetch && kind_ == Kind::kOneLayer && world_.rng.below(20) != 0) {
+    // Three kinds of tokens; what one uses in a layer says what it uses in the next.
+    const auto n_layers = static_cast<std::uint32_t>(model.layers.size());
+    const std::uint32_t index = ++walked_ % n_layers;
+    if (index == 0) token_ = world_.rng.below(3);
+    const std::uint32_t n_experts = model.layers[index].shape.n_experts;
+    for (std::uint32_t k = 0; k < std::min(n_experts, 2u); ++k)
+      uses.push_back(
+          {.layer = LayerIndex(index), .expert = ExpertIndex((2 * token_ + index + k) % n_experts)});
+  } else if (kind_ == Kind::kAllLayers) {
     for (std::uint32_t i = 0; i < model.layers.size(); ++i) add(i);
   } else {
     add(world_.rng.below(model.layers.size()));

@@ -87,6 +87,8 @@ class FakeLane {
   std::uint64_t epoch_ = 0;  // last completed
   std::uint32_t seq_ = 0;
   std::uint64_t waiting_since_ = 0;
+  std::uint32_t walked_ = 0;  // layers
+  std::uint32_t token_ = 0;
   std::uint64_t stalled_until_ = 0;
 };
 

@@ -372,6 +372,9 @@ void FakeShell::carry_out_commands() {
       case CommandKind::kRead:
         start_read(command);
         break;
+      case CommandKind::kHasten:
+        hasten(command);
+        break;
       case CommandKind::kPublish:
         publish(command);
         break;
@@ -429,6 +432,7 @@ void FakeShell::start_read(const Command& command) {
   layer.backed[command.slot.value] = 1;
   expect(model.n_backed[slot_class] <= model.n_backed_max[slot_class], ViolationKind::kOverBudget,
          "more memory than slots");
+  if (command.is_ahead) ++world_.stats.reads_ahead;
   layer.busy[command.slot.value] = 1;
   layer.slots[command.slot.value].is_torn = true;  // a disk writes in any order from now on
   ++world_.stats.reads;
@@ -442,7 +446,22 @@ void FakeShell::start_read(const Command& command) {
   reads_.push_back({.place = {.model = command.model, .layer = command.layer, .slot = command.slot},
                     .expert = command.expert,
                     .due = world_.now + world_.rng.below(options.read_delay_ticks_max + 1),
-                    .outcome = outcome});
+                    .outcome = outcome,
+                    .is_ahead = command.is_ahead});
+}
+
+void FakeShell::hasten(const Command& command) {
+  const auto read = std::find_if(reads_.begin(), reads_.end(), [&](const Read& each) {
+    return each.place.model == command.model && each.place.layer == command.layer &&
+           each.place.slot == command.slot;
+  });
+  // With batches the read may have ended before anybody was told to hurry.
+  if (read == reads_.end() && world_.options.command_batch > 1) return;
+  expect(read != reads_.end() && read->is_ahead && read->expert == command.expert, ViolationKind::kBadCommand,
+         "hurry of a read that is not under way, or was not behind others");
+  read->is_ahead = false;
+  read->due = std::min(read->due, world_.now);
+  ++world_.stats.reads_hastened;
 }
 
 void FakeShell::publish(const Command& command) {
@@ -515,6 +534,10 @@ void FakeShell::check_at_rest() {
       expect(counters[i].lookups == layer.expected.lookups, ViolationKind::kWrongCount, "lookups");
       expect(counters[i].leases == layer.expected.leases, ViolationKind::kWrongCount, "leases");
       world_.stats.leases_queued += counters[i].leases_queued;
+      world_.stats.prefetch_used += counters[i].prefetch_used;
+      world_.stats.prefetch_late += counters[i].prefetch_late;
+      world_.stats.prefetch_wasted += counters[i].prefetch_wasted;
+      world_.stats.prefetch_regretted += counters[i].prefetch_regretted;
       // With batches the table lags behind the Brain, so hits cannot be told from outside.
       if (world_.options.command_batch > 1) continue;
       expect(counters[i].hits == layer.expected.hits, ViolationKind::kWrongCount, "hits");

@@ -81,11 +81,13 @@ class FakeShell {
     ExpertIndex expert;
     std::uint64_t due = 0;
     ReadOutcome outcome = ReadOutcome::kOk;
+    bool is_ahead = false;
   };
 
   void after_event();
   void unpublish(const Command& command);
   void start_read(const Command& command);
+  void hasten(const Command& command);
   void publish(const Command& command);
   void release(const Command& command);
   void expect_idle(const Command& command) const;  // nothing goes on in its slot

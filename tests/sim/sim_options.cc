@@ -1,5 +1,7 @@
 #include "tests/sim/sim_options.h"
 
+#include <algorithm>
+
 #include "tests/sim/rng.h"
 
 namespace moecached::sim {
@@ -30,6 +32,12 @@ SimOptions options_of_seed(std::uint64_t seed) {
   options.stall_after_ticks = rng.between(10, 200);
   options.promote_permille = sometimes(300);
   options.trade_permille = sometimes(200);
+  options.prefetch = rng.below(3) == 0;
+  if (options.prefetch) {  // it takes tokens to learn something
+    options.ticks *= 3;
+    options.n_models = 1;
+    options.n_experts_min = std::min(options.n_experts_max, 6u);
+  }
   return options;
 }
 

@@ -40,6 +40,9 @@ struct SimOptions {
 
   std::uint32_t trade_permille = 0;  // of ticks: a slot is moved from any layer to any other; > 0: behind
                                      // leases also where the routing says
+  // Models prefetch, and lanes mostly go through the layers in order with experts that follow from each
+  // other.
+  bool prefetch = false;
 
   // Canaries: faults of the shell that the simulation must find.
   bool skip_grace = false;        // slots are reused while lanes still read them

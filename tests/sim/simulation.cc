@@ -70,6 +70,8 @@ class Simulation {
       shape.n_expert_used = world_.rng.below(3);
     }
     shape.policy = draw_policy();
+    shape.prefetch = world_.options.prefetch;
+    shape.prefetch_pace = {.learn_tokens = 8, .window = 16, .pause_tokens_min = 8, .pause_tokens_max = 64};
     const ModelId id(next_model_++);
     shell_.add_model(id, shape);
     return id;

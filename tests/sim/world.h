@@ -76,6 +76,8 @@ struct Stats {
                 refused_by_stall = 0, streamed_prompts = 0;
   std::uint64_t promotions = 0, promotions_evicting = 0, promotions_refused = 0;
   std::uint64_t trades = 0, trades_refused = 0, trades_by_routing = 0, releases = 0, trades_undone = 0;
+  std::uint64_t reads_ahead = 0, reads_hastened = 0, prefetch_used = 0, prefetch_late = 0,
+                prefetch_wasted = 0, prefetch_regretted = 0;
   std::uint64_t wait_ticks_max = 0;  // of an honest lane, from its LEASE record to the answer
 };
 

@@ -86,6 +86,29 @@ TEST(Replayer, CountsAsPlainLruDoesOnARealTrace) {
   for (const std::uint32_t n_slots : {4u, 8u, 16u}) expect_lru(*trace, n_slots);
 }
 
+TEST(Replayer, PrefetchesWhatARealTraceUsesNext) {
+  const Result<Trace> trace = Trace::read(MOECACHED_TEST_DATA "/gpt-oss-20b_k4_24seq.csv.zst", {});
+  ASSERT_TRUE(trace) << trace.error().text;
+  const auto order = interleave(*trace, 1);
+  ASSERT_TRUE(order);
+  ReplayOptions options{.policy = "slru", .n_slots = std::vector<std::uint32_t>(24, 8)};
+  const auto without = replay(*trace, *order, options);
+  options.prefetch = true;
+  const auto with = replay(*trace, *order, options);
+  ASSERT_TRUE(without && with);
+  LayerCounters sum;
+  for (const LayerCounters& layer : with->layers) {
+    sum.prefetched += layer.prefetched;
+    sum.prefetch_used += layer.prefetch_used;
+  }
+  EXPECT_EQ(without->prefetch, PrefetchState::kOff);
+  EXPECT_EQ(with->prefetch, PrefetchState::kOn);
+  // A quarter of the misses, three reads of four for something.
+  EXPECT_LT(with->total().misses(), without->total().misses() * 3 / 4);
+  EXPECT_GT(sum.prefetch_used, sum.prefetched * 7 / 10);
+  EXPECT_EQ(with->total().insertions, with->total().misses() + sum.prefetched) << "each is read once";
+}
+
 class EveryPolicy : public testing::TestWithParam<std::string_view> {};
 
 TEST_P(EveryPolicy, NeverBeatsTheOneThatKnowsTheFuture) {

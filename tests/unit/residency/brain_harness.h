@@ -18,7 +18,9 @@ inline std::string to_text(const Command& command) {
     case CommandKind::kUnpublish:
       return "unpublish " + place;
     case CommandKind::kRead:
-      return "read " + place;
+      return (command.is_ahead ? "read ahead " : "read ") + place;
+    case CommandKind::kHasten:
+      return "hasten " + place;
     case CommandKind::kPublish:
       return "publish " + place;
     case CommandKind::kRelease:

@@ -60,14 +60,26 @@ std::string rates(const Stats& now, const Stats& before) {
   return text;
 }
 
+bool prefetches(const std::string& state) { return !state.empty() && state != "off"; }
+
 std::string layer_table(const Model& model) {
-  Table table({">BLOCK", ">EXPERTS", ">SLOTS", ">RESIDENT", ">CLASS", ">SLOT SIZE", ">LOOKUPS", ">HIT RATE",
-               ">EVICTIONS", ">FAILED", ">LEASES"});
+  std::vector<std::string> head = {">BLOCK",   ">EXPERTS",  ">SLOTS",     ">RESIDENT", ">CLASS", ">SLOT SIZE",
+                                   ">LOOKUPS", ">HIT RATE", ">EVICTIONS", ">FAILED",   ">LEASES"};
+  const bool has_prefetch = prefetches(model.prefetch());
+  if (has_prefetch) head.insert(head.end(), {">PREFETCHED", ">USED", ">LATE", ">WASTED"});
+  Table table(head);
   for (const Layer& layer : model.layers()) {
-    table.add({number(layer.block()), number(layer.n_experts()), number(layer.n_slots()),
-               number(layer.resident()), number(layer.slot_class()), human_size(layer.slot_bytes()),
-               number(layer.lookups()), percent(layer.hits(), layer.lookups()), number(layer.evictions()),
-               number(layer.read_failures()), number(layer.leases())});
+    std::vector<std::string> row = {number(layer.block()),      number(layer.n_experts()),
+                                    number(layer.n_slots()),    number(layer.resident()),
+                                    number(layer.slot_class()), human_size(layer.slot_bytes()),
+                                    number(layer.lookups()),    percent(layer.hits(), layer.lookups()),
+                                    number(layer.evictions()),  number(layer.read_failures()),
+                                    number(layer.leases())};
+    if (has_prefetch) {
+      row.insert(row.end(), {number(layer.prefetched()), number(layer.prefetch_used()),
+                             number(layer.prefetch_late()), number(layer.prefetch_wasted())});
+    }
+    table.add(row);
   }
   return table.text();
 }
@@ -163,6 +175,15 @@ std::string render(const Stats& stats, const Stats* before) {
              number(stats.records_dropped()) + " dropped, " + number(stats.records_refused()) + " refused"});
   facts.add({"fallback", number(stats.fallback_reads()) + " reads by clients themselves, " +
                              human_size(stats.fallback_bytes())});
+  for (const ModelStats& model : stats.models()) {
+    if (!prefetches(model.prefetch())) continue;
+    const Counters& c = model.counters();
+    facts.add({"prefetch", "model " + number(model.id()) + " " + printable(model.prefetch()) + ", " +
+                               number(c.prefetched()) + " read ahead, " + number(c.prefetch_used()) +
+                               " used, " + number(c.prefetch_late()) + " late, " +
+                               number(c.prefetch_wasted()) + " wasted, " + number(c.prefetch_regretted()) +
+                               " misses of what they displaced"});
+  }
   if (const Counters& total = stats.total(); stats.device_bytes() > 0 || total.epochs() > 0) {
     facts.add({"gpu", human_size(stats.device_bytes()) + " of VRAM for slots, " +
                           human_size(total.bytes_uploaded()) + " uploaded, " +

@@ -48,6 +48,7 @@ struct Config {
   std::uint64_t pool_bytes = 0;  // all slots of all models; derived from kDefaultPool
   SlotsSpec slots;               // per layer
   SlotScope slot_scope = SlotScope::kGlobal;
+  std::string prefetch = "auto";  // of what decode is likely to use next, where that pays; or "off"
   std::string policy = "slru";
   std::string policy_directory;  // of policy libraries; empty: none are loaded
   std::uint64_t stream_bytes =

@@ -258,6 +258,12 @@ constexpr std::array kSettings = {
             "layer: each layer keeps its slots; global: layers with experts of one size trade them (global)",
             [](C& c, T t) { return parse_scope(t, &c.slot_scope); },
             [](const C& c) { return print_scope(c.slot_scope); }},
+    Setting{"pool.prefetch", "", kText, "auto|off",
+            "read what decode is likely to use next, where that pays (auto)",
+            [](C& c, T t) {
+              return parse_choice(t, {"auto", "off"}, &c.prefetch);
+            },
+            [](const C& c) { return c.prefetch; }},
     Setting{"policy.default", "policy", kText, "SPEC", "eviction policy of models to come (slru)",
             [](C& c, T t) { return parse_policy(t, &c.policy); }, [](const C& c) { return c.policy; }},
     Setting{"policy.directory", "", kText, "PATH",

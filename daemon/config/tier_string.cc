@@ -46,10 +46,10 @@ bool starts_tier(std::string_view part) {
 }
 
 struct Tier {
-  std::string text;                       // as given, for faults
-  std::string name;                       // of kTiers
-  std::string policy;                     // with its options
-  std::string slots, bytes, free, scope;  // empty: not given
+  std::string text;                                 // as given, for faults
+  std::string name;                                 // of kTiers
+  std::string policy;                               // with its options
+  std::string slots, bytes, free, scope, prefetch;  // empty: not given
 };
 
 bool is_size(std::string_view field) {
@@ -65,6 +65,17 @@ Status take_scope(std::string_view field, Tier* tier) {
   if (!tier->scope.empty()) return invalid(quoted(tier->text) + " has two scopes: leave one out");
   tier->scope = lower(field);
   return ok();
+}
+
+constexpr std::string_view kPrefetch = "prefetch=";
+
+bool is_prefetch(std::string_view field) { return lower(field).starts_with(kPrefetch); }
+
+Status take_prefetch(std::string_view field, Tier* tier) {
+  if (!tier->prefetch.empty()) return invalid(quoted(tier->text) + " says prefetch= twice: leave one out");
+  tier->prefetch = lower(field).substr(kPrefetch.size());
+  if (tier->name == "ram" && !tier->prefetch.empty()) return ok();
+  return invalid(quoted(tier->text) + ": only the tier RAM prefetches, with prefetch=auto or prefetch=off");
 }
 
 Status take_size(std::string_view field, Tier* tier) {
@@ -89,13 +100,22 @@ Result<Tier> parse_tier(const std::string& text) {
             .slots = {},
             .bytes = {},
             .free = {},
-            .scope = {}};
+            .scope = {},
+            .prefetch = {}};
   const auto ends_in_scope = [&] {  // and not in the name of a library, lib:global
     return is_scope(fields.back()) && lower(fields[fields.size() - 2]) != "lib";
   };
-  while (fields.size() > 1 && (is_size(fields.back()) || ends_in_scope())) {
-    const Status taken =
-        is_scope(fields.back()) ? take_scope(fields.back(), &tier) : take_size(fields.back(), &tier);
+  while (fields.size() > 1) {
+    Status taken = ok();
+    if (is_prefetch(fields.back())) {
+      taken = take_prefetch(fields.back(), &tier);
+    } else if (is_size(fields.back())) {
+      taken = take_size(fields.back(), &tier);
+    } else if (ends_in_scope()) {
+      taken = take_scope(fields.back(), &tier);
+    } else {
+      break;
+    }
     if (!taken) return Fault(taken.error());
     fields.pop_back();
   }
@@ -192,6 +212,7 @@ Result<std::vector<TierSetting>> parse_tiers(std::string_view text) {
     settings.push_back({"policy.default", tier.policy});
     settings.push_back({"pool.slots", given_or(tier.slots, "auto")});
     settings.push_back({"pool.scope", given_or(tier.scope, "global")});
+    if (!tier.prefetch.empty()) settings.push_back({"pool.prefetch", tier.prefetch});
     if (!tier.bytes.empty() && !tier.free.empty())
       return invalid(quoted(tier.text) + " gives the memory twice: write either its size or free-, not both");
     Result<std::string> memory = given_or(tier.bytes, kDefaultPool);
@@ -212,6 +233,7 @@ std::string print_tiers(const Config& config) {
   }
   text.append("RAM:").append(config.policy).append(":").append(get(config, "pool.slots"));
   text.append(":").append(print_bytes(config.pool_bytes)).append(":").append(get(config, "pool.scope"));
+  if (config.prefetch != "auto") text.append(":prefetch=").append(config.prefetch);
   return text.append(",SSD:stream:").append(print_bytes(config.stream_bytes));
 }
 

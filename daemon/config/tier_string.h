@@ -4,7 +4,8 @@
 //
 //   GPU:POLICY[:SIZE...]   gpu.policy, gpu.slots, gpu.bytes, gpu.keep_free. Not named: no GPU is served
 //   RAM:POLICY[:SIZE...][:SCOPE]  policy.default, pool.slots, pool.bytes, pool.scope. Not named: as the other
-//                          settings say
+//                          settings say.
+//                          Behind the policy also prefetch=off or prefetch=auto: pool.prefetch
 //   SSD:stream[:SIZE]      stream.bytes. Always there: experts come from the model's file
 //
 // SIZE: 128 slots of each layer, 25% of its experts, auto, 8GiB of memory, or free-1GiB: what is free less

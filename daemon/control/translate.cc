@@ -29,6 +29,11 @@ void add_layer(const LayerReport& layer, control::v1::Counters* to) {
   to->set_read_failures(to->read_failures() + layer.read_failures);
   to->set_leases(to->leases() + layer.leases);
   to->set_leases_queued(to->leases_queued() + layer.leases_queued);
+  to->set_prefetched(to->prefetched() + layer.prefetched);
+  to->set_prefetch_used(to->prefetch_used() + layer.prefetch_used);
+  to->set_prefetch_late(to->prefetch_late() + layer.prefetch_late);
+  to->set_prefetch_wasted(to->prefetch_wasted() + layer.prefetch_wasted);
+  to->set_prefetch_regretted(to->prefetch_regretted() + layer.prefetch_regretted);
   to->set_resident(to->resident() + layer.resident);
   to->set_slots(to->slots() + layer.n_slots);
   to->set_experts(to->experts() + layer.n_experts);
@@ -92,6 +97,7 @@ void translate(const ModelReport& from, control::v1::Model* to) {
   to->set_bytes_uploaded(from.bytes_uploaded);
   to->set_bytes_in_place(from.bytes_in_place);
   to->set_epochs(from.epochs);
+  to->set_prefetch(from.prefetch);
   for (const LayerReport& layer : from.layers) {
     control::v1::Layer* out = to->add_layers();
     out->set_block(layer.block);
@@ -108,6 +114,11 @@ void translate(const ModelReport& from, control::v1::Model* to) {
     out->set_read_failures(layer.read_failures);
     out->set_leases(layer.leases);
     out->set_leases_queued(layer.leases_queued);
+    out->set_prefetched(layer.prefetched);
+    out->set_prefetch_used(layer.prefetch_used);
+    out->set_prefetch_late(layer.prefetch_late);
+    out->set_prefetch_wasted(layer.prefetch_wasted);
+    out->set_prefetch_regretted(layer.prefetch_regretted);
   }
   for (const LeftOutReport& left_out : from.left_out) {
     control::v1::LeftOut* out = to->add_left_out();
@@ -151,6 +162,7 @@ void translate(const StatsSource& from, control::v1::Stats* to) {
     control::v1::ModelStats* out = to->add_models();
     out->set_id(model.id);
     out->set_name(model.name);
+    out->set_prefetch(model.prefetch);
     add_model(model, out->mutable_counters());
     add_model(model, to->mutable_total());
     to->set_device_bytes(to->device_bytes() + model.device_bytes);

@@ -38,6 +38,8 @@ std::vector<ModelReport> Core::model_reports() const {
     report.bytes_read = model->bytes_read;
     report.streamed_parts = model->streamed_parts;
     report.streamed_bytes = model->streamed_bytes;
+    report.prefetch = name_of(brain_.prefetch(model->id()));
+    report.coming = brain_.coming(model->id());
     const std::span<const LayerCounters> counters = brain_.counters(model->id());
     for (std::size_t l = 0; l < layout.layers.size(); ++l) {
       const LayerCounters& c = counters[l];
@@ -55,7 +57,12 @@ std::vector<ModelReport> Core::model_reports() const {
            .evictions = c.evictions,
            .read_failures = c.read_failures,
            .leases = c.leases,
-           .leases_queued = c.leases_queued});
+           .leases_queued = c.leases_queued,
+           .prefetched = c.prefetched,
+           .prefetch_used = c.prefetch_used,
+           .prefetch_late = c.prefetch_late,
+           .prefetch_wasted = c.prefetch_wasted,
+           .prefetch_regretted = c.prefetch_regretted});
     }
     for (const LeftOut& left_out : layout.left_out)
       report.left_out.push_back({left_out.tensor, left_out.reason});

@@ -269,6 +269,7 @@ Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result
   if (!model) return fail(std::move(model).error());
   ModelShape shape = (*model)->shape();
   shape.policy = config_.policy;
+  shape.prefetch = config_.prefetch != "off";
   if (auto added = brain_.add_model((*model)->id(), shape); !added) return fail(std::move(added).error());
   ++next_model_id_;
   (*model)->last_used = turn_;

@@ -21,6 +21,8 @@ struct LayerReport {
   std::uint64_t slot_bytes = 0;
   std::uint64_t lookups = 0, hits = 0, misses = 0, insertions = 0, evictions = 0, read_failures = 0;
   std::uint64_t leases = 0, leases_queued = 0;
+  std::uint64_t prefetched = 0, prefetch_used = 0, prefetch_late = 0, prefetch_wasted = 0,
+                prefetch_regretted = 0;
 };
 
 struct LeftOutReport {
@@ -40,6 +42,8 @@ struct ModelReport {
   bool changed_on_disk = false;
   std::uint64_t bytes_read = 0;  // into slots
   std::uint64_t streamed_parts = 0, streamed_bytes = 0;
+  std::string prefetch = "off";  // or "learning", "probing", "on", "paused" (name_of PrefetchState)
+  std::uint32_t coming = 0;      // experts that wait for a slot or are being read
   // On a GPU: pool_bytes is pinned memory, lookups and hits are of device slots that kernels read.
   std::string device = "host";       // or the GPU's UUID
   bool loading = false;              // pinned memory does not hold every expert yet

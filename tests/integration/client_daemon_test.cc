@@ -32,6 +32,48 @@ TEST_F(ClientDaemonTest, EverySlotHoldsItsExpertWhileTheyAreSwappedUnderFourClie
   EXPECT_GT(leases, 0u);
 }
 
+// Tokens of four kinds: what a layer uses says what the next one will. One client waits after each layer
+// until nothing is being read any more, so that what was read ahead is there in time; the others do not.
+TEST_F(ClientDaemonTest, WhatIsReadAheadIsWhatTheFileHolds) {
+  const auto report = [&] { return daemon_->models().front(); };
+  const auto sum = [&](std::uint64_t LayerReport::*counter) {
+    std::uint64_t n = 0;
+    for (const LayerReport& layer : report().layers) n += layer.*counter;
+    return n;
+  };
+  std::atomic<bool> stop = false;
+  std::atomic<std::size_t> wrong = 0;
+  const auto token = [&](Client& client, std::uint32_t kind, bool settles) {
+    for (std::uint32_t layer = 0; layer < 3; ++layer) {
+      std::int32_t ids[kTopK], slots[kTopK];
+      for (std::uint32_t k = 0; k < kTopK; ++k) ids[k] = static_cast<std::int32_t>(4 * kind + k);
+      ASSERT_EQ(moecached_lane_resolve(client.lane(), layer, ids, 1, kTopK, 0, slots), MOECACHED_OK)
+          << moecached_last_error();
+      for (std::size_t k = 0; k < kTopK; ++k) wrong += client.wrong_bytes(layer, ids[k], slots[k]);
+      while (settles && report().coming > 0) std::this_thread::yield();
+    }
+    moecached_lane_end(client.lane());
+  };
+  Client settling(folder_, model_);
+  std::mt19937 random(1);
+  for (int i = 0; i < 5000 && sum(&LayerReport::prefetch_used) < 100; ++i)
+    token(settling, random() % 4, true);
+  EXPECT_GE(sum(&LayerReport::prefetch_used), 100u) << report().prefetch;
+
+  std::vector<std::thread> threads;
+  for (std::uint32_t seed = 2; seed <= 3; ++seed) {
+    threads.emplace_back([&, seed] {
+      Client client(folder_, model_);
+      std::mt19937 own(seed);
+      for (int i = 0; i < 400; ++i) token(client, own() % 4, false);
+      EXPECT_EQ(client.counters().fallback_reads, 0u);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_EQ(settling.counters().fallback_reads, 0u);
+}
+
 TEST_F(ClientDaemonTest, PromptsOfOneClientCostAnotherOnesDecodeNoMiss) {
   Client decoder(folder_, model_), prompter(folder_, model_);
   // Four experts of six slots.

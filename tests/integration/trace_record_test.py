@@ -47,7 +47,7 @@ class Recorder:
 class RecordAndReplay(harness.HostTestCase):
     def test_a_replay_counts_what_the_daemon_counted(self):
         for slots, policy in (("8", "slru"), ("16", "lru")):
-            with self.subTest(slots=slots, policy=policy), Daemon("--slots", slots, "--policy", policy) as daemon:
+            with self.subTest(slots=slots, policy=policy), Daemon("--slots", slots, "--policy", policy, "--pool-prefetch", "off") as daemon:
                 path = daemon.directory / "trace.csv.zst"
                 daemon.ctl("register", str(harness.Q4_K))
                 recorder = Recorder(daemon, path)

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <filesystem>
 #include <random>
+#include <set>
 #include <thread>
 #include <tuple>
 
@@ -39,7 +40,13 @@ class TraceTest : public testing::TestWithParam<std::tuple<std::string_view, Slo
     test::write_file(
         model_path_,
         test::make_moe({.n_layers = kLayers, .n_experts = kExperts, .n_expert_used = kTopK}).build().bytes);
+    start("off");
+  }
+  void start(const std::string& prefetch) {
+    control_.reset();
+    daemon_.reset();
     Config config;
+    config.prefetch = prefetch;
     config.handle_socket = folder_ / "handle.sock";
     config.control_socket = folder_ / "control.sock";
     config.pool_bytes = 64u << 20;
@@ -61,9 +68,21 @@ class TraceTest : public testing::TestWithParam<std::tuple<std::string_view, Slo
     std::filesystem::remove_all(folder_);
   }
 
-  // Skewed, sticky tokens, in the first layer over a quarter of the experts; now and then a batch, of which the
-  // daemon learns the union.
-  void decode(std::uint32_t seed) {
+  // Until the daemon has taken up so many lookups and reads nothing any more.
+  void settle(std::uint64_t lookups) {
+    for (;;) {
+      const ModelReport model = daemon_->models().front();
+      std::uint64_t seen = 0;
+      for (const LayerReport& layer : model.layers) seen += layer.lookups;
+      if (seen >= lookups && model.coming == 0) return;
+      std::this_thread::yield();
+    }
+  }
+
+  // Skewed, sticky tokens, in the first layer over a quarter of the experts unless it settles; now and then a
+  // batch, of which the daemon learns the union. settles: waits after each layer, and what a layer uses
+  // follows from the one before.
+  void decode(std::uint32_t seed, bool settles = false, int n_tokens = kTokens) {
     moecached_session* session = nullptr;
     moecached_model* model = nullptr;
     moecached_lane* lane = nullptr;
@@ -74,22 +93,31 @@ class TraceTest : public testing::TestWithParam<std::tuple<std::string_view, Slo
     ASSERT_EQ(moecached_lane_open(model, &lane), MOECACHED_OK) << moecached_last_error();
     std::mt19937 random(seed);
     std::int32_t ids[kLayers][2 * kTopK], slots[2 * kTopK];
-    for (int token = 0; token < kTokens; ++token) {
+    std::uint64_t lookups = 0;
+    for (int token = 0; token < n_tokens; ++token) {
       const std::size_t rows = token % 50 == 7 ? 2 : 1;
       for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
         for (std::size_t row = 0; row < rows; ++row) {
           std::int32_t* of_row = ids[layer] + row * kTopK;
           for (std::uint32_t k = 0; k < kTopK; ++k) {
+            if (settles && layer > 0) {
+              of_row[k] = (ids[layer - 1][row * kTopK + k] + 5) % static_cast<std::int32_t>(kExperts);
+              continue;
+            }
             const bool stays = token > 0 && rows == 1 && random() % 2 == 0;
             while (!stays) {
-              const std::uint32_t n = layer == 0 ? kExperts / 4 : kExperts;
+              const std::uint32_t n = layer == 0 && !settles ? kExperts / 4 : kExperts;
               of_row[k] = static_cast<std::int32_t>(std::min(random() % n, random() % n));
               if (std::find(of_row, of_row + k, of_row[k]) == of_row + k) break;
             }
           }
         }
-        ASSERT_EQ(moecached_lane_resolve(lane, layer, ids[layer], rows, kTopK, 0, slots), MOECACHED_OK)
+        ASSERT_EQ(
+            moecached_lane_resolve(lane, layer, ids[layer], rows, kTopK, kTopK * sizeof(std::int32_t), slots),
+            MOECACHED_OK)
             << moecached_last_error();
+        lookups += std::set<std::int32_t>(ids[layer], ids[layer] + rows * kTopK).size();
+        if (settles) settle(lookups);
       }
       moecached_lane_end(lane);
     }
@@ -228,6 +256,59 @@ TEST_P(TraceTest, ChallengersCountWhatTheReplayCounts) {
 
   ASSERT_TRUE(daemon_->shadow_policies(0, {}));
   EXPECT_FALSE(daemon_->compare_policies(0));
+}
+
+// A replay's reads take no time, so the client gives the daemon time for its own.
+TEST_P(TraceTest, ReplayPrefetchesWhatTheDaemonPrefetched) {
+  start("auto");
+  ASSERT_TRUE(daemon_->register_model({model_path_}));
+  const std::string path = folder_ / "trace.csv.zst";
+  std::atomic<int> code = -1;
+  std::thread recorder([&] {
+    ctl::ControlClient client(folder_ / "control.sock", std::chrono::seconds(10));
+    code = ctl::record_trace(client, {.json = true}, {.path = path});
+  });
+  while (!recording_runs()) std::this_thread::yield();
+  decode(4, true, 700);
+  while (!daemon_->sessions().empty()) std::this_thread::yield();
+  ctl::stop_recording();
+  recorder.join();
+  ASSERT_EQ(code, 0);
+
+  const auto trace = replay::Trace::read(path, {});
+  ASSERT_TRUE(trace) << trace.error().text;
+  const auto order = replay::interleave(*trace, 1);
+  ASSERT_TRUE(order);
+  replay::ReplayOptions options{.mode = replay::Mode::kPool,
+                                .policy = std::string(std::get<0>(GetParam())),
+                                .n_slots = std::vector<std::uint32_t>(kLayers, kSlots),
+                                .scope = std::get<1>(GetParam()),
+                                .prefetch = true};
+  const auto with = replay::replay(*trace, *order, options);
+  options.prefetch = false;
+  const auto without = replay::replay(*trace, *order, options);
+  ASSERT_TRUE(with && without);
+  const ModelReport model = daemon_->models().front();
+  std::uint64_t used = 0, more_hits = 0;
+  for (std::uint32_t l = 0; l < kLayers; ++l) {
+    const LayerReport& daemon = model.layers[l];
+    const LayerCounters& replayed = with->layers[l];
+    EXPECT_EQ(replayed.lookups, daemon.lookups) << "layer " << l;
+    EXPECT_EQ(replayed.hits, daemon.hits) << "layer " << l;
+    EXPECT_EQ(replayed.insertions, daemon.insertions) << "layer " << l;
+    EXPECT_EQ(replayed.evictions, daemon.evictions) << "layer " << l;
+    EXPECT_EQ(replayed.leases, daemon.leases) << "layer " << l;
+    EXPECT_EQ(replayed.prefetched, daemon.prefetched) << "layer " << l;
+    EXPECT_EQ(replayed.prefetch_used, daemon.prefetch_used) << "layer " << l;
+    EXPECT_EQ(replayed.prefetch_wasted, daemon.prefetch_wasted) << "layer " << l;
+    EXPECT_EQ(replayed.prefetch_regretted, daemon.prefetch_regretted) << "layer " << l;
+    EXPECT_EQ(daemon.prefetch_late, 0u);
+    used += daemon.prefetch_used;
+    more_hits += with->layers[l].hits - without->layers[l].hits;
+  }
+  EXPECT_EQ(model.prefetch, name_of(with->prefetch));
+  EXPECT_GT(used, 50u);
+  EXPECT_GT(more_hits, used / 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Registry, TraceTest,

@@ -12,7 +12,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // Every setting away from its default, so that none can be dropped on the way unnoticed.
-constexpr const char* kEverything = R"(# tiers = "RAM:lru:12.5%:1MiB:layer,SSD:stream:128KiB"
+constexpr const char* kEverything = R"(# tiers = "RAM:lru:12.5%:1MiB:layer:prefetch=off,SSD:stream:128KiB"
 
 [sockets]
 directory = "/srv/run"
@@ -28,6 +28,7 @@ directory = "/srv/state"
 bytes = 1048576
 slots = "12.5%"
 scope = "layer"
+prefetch = "off"
 
 [policy]
 default = "lru"

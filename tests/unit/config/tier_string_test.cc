@@ -11,6 +11,7 @@ namespace {
 using testing::AllOf;
 using testing::Contains;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 class TierString : public ConfigTest {
@@ -52,6 +53,26 @@ TEST_F(TierString, TakesTheScopeOfTheSlots) {
   EXPECT_EQ(load("", {"--pool-scope=layer"})->slot_scope, SlotScope::kLayer);
   EXPECT_EQ(of("RAM:lib:layer:8").policy, "lib:layer") << "a library of that name";
   EXPECT_EQ(of("RAM:lib:layer:8").slot_scope, SlotScope::kGlobal);
+}
+
+TEST_F(TierString, TakesWhetherTheRamTierPrefetches) {
+  EXPECT_EQ(of("RAM:slru:25%").prefetch, "auto");
+  EXPECT_EQ(of("RAM:slru:25%:prefetch=off").prefetch, "off");
+  const Config config = of("RAM:lfu:halve=64:Prefetch=OFF:25%:1GiB");
+  EXPECT_EQ(config.prefetch, "off");
+  EXPECT_EQ(config.policy, "lfu:halve=64");
+  EXPECT_THAT(print_tiers(config), HasSubstr("RAM:lfu:halve=64:25%:1GiB:global:prefetch=off,SSD"));
+  EXPECT_EQ(of(print_tiers(config)).prefetch, "off");
+  EXPECT_THAT(print_tiers(of("RAM:slru:25%:prefetch=auto")), Not(HasSubstr("prefetch")));
+  EXPECT_EQ(load("", {"--tiers", "RAM:slru:25%", "--pool-prefetch", "off"})->prefetch, "off")
+      << "the string does not name it";
+  EXPECT_THAT(load("", {"--tiers", "RAM:slru:prefetch=maybe"}).error().text,
+              HasSubstr("pool.prefetch = maybe: must be one of auto, off"));
+  EXPECT_THAT(load("", {"--tiers", "GPU:slru:prefetch=off,RAM:lru"}).error().text,
+              HasSubstr("only the tier RAM prefetches"));
+  EXPECT_THAT(load("", {"--tiers", "RAM:slru:prefetch=off:prefetch=off"}).error().text, HasSubstr("twice"));
+  EXPECT_THAT(load("", {"--tiers", "RAM:slru:prefetch=off", "--pool-prefetch", "off"}).error().text,
+              HasSubstr("leave one of them out"));
 }
 
 TEST_F(TierString, TakesPoliciesWithOptionsWhoseCommasPartNoTiers) {

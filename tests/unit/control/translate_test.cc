@@ -42,7 +42,12 @@ const LayerReport kLayer = {.block = 1,
                             .evictions = 11,
                             .read_failures = 12,
                             .leases = 13,
-                            .leases_queued = 14};
+                            .leases_queued = 14,
+                            .prefetched = 15,
+                            .prefetch_used = 16,
+                            .prefetch_late = 17,
+                            .prefetch_wasted = 18,
+                            .prefetch_regretted = 19};
 
 StatusReport status_report() {
   return {.version = "v",

@@ -82,5 +82,28 @@ TEST(Render, AModelOnAGpuSaysWhereItIsAndWhatWentOverTheLink) {
               HasSubstr("3.00 MiB of VRAM for slots, 5.00 MiB uploaded, 7.00 MiB read in place"));
 }
 
+TEST(Render, SaysWhatPrefetchingBroughtWhereThereIsAny) {
+  control::v1::Stats stats;
+  control::v1::ModelStats* model = stats.add_models();
+  model->set_id(3);
+  model->set_prefetch("off");
+  EXPECT_THAT(render(stats, nullptr), Not(HasSubstr("prefetch")));
+  model->set_prefetch("paused");
+  model->mutable_counters()->set_prefetched(100);
+  model->mutable_counters()->set_prefetch_used(60);
+  model->mutable_counters()->set_prefetch_late(7);
+  model->mutable_counters()->set_prefetch_wasted(30);
+  model->mutable_counters()->set_prefetch_regretted(2);
+  EXPECT_THAT(render(stats, nullptr),
+              testing::ContainsRegex(
+                  "prefetch +model 3 paused, 100 read ahead, 60 used, 7 late, 30 wasted, 2 misses"));
+
+  control::v1::ListModelsResponse models;
+  models.add_models()->add_layers()->set_prefetched(41);
+  EXPECT_THAT(render(models, true), Not(HasSubstr("PREFETCHED")));
+  models.mutable_models(0)->set_prefetch("on");
+  EXPECT_THAT(render(models, true), testing::AllOf(HasSubstr("PREFETCHED"), HasSubstr("41")));
+}
+
 }  // namespace
 }  // namespace moecached::ctl

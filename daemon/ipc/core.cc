@@ -262,7 +262,7 @@ void Core::handle_message(SessionState& state, Lane& lane, const LaneMessage& me
 
 // Behind a lease alone: without misses there is nothing to gain, and the lane that asked is in no epoch.
 void Core::trade_slots(SharedModel& model, LayerIndex busy) {
-  if (brain_.trade_slots(model.id(), busy)) tell_open(model);
+  if (!release_failed_ && brain_.trade_slots(model.id(), busy)) tell_open(model);
 }
 
 void Core::tell_open(SharedModel& model) const {
@@ -403,7 +403,7 @@ void Core::release(SharedModel& model, LayerIndex layer, SlotIndex slot) {
     release_failed_ = true;
     spdlog::warn(
         "the pool takes more memory than pool.bytes: a slot that moved to another layer keeps its own: {}; "
-        "set pool.scope = layer",
+        "no more are moved, set pool.scope = layer",
         released.error().text);
   }
   ssd_->released({model.slot(layer, slot), model.slot_bytes(layer)});

@@ -54,7 +54,9 @@ void Core::watch_stalls() {
       const Eviction eviction{ticket.model, ticket.layer, ticket.slot, ticket.expert};
       if (brain_.undo_eviction(eviction, lane.id, epoch)) {
         grace_.forget(ticket);
-      } else {  // undone for another lane already
+        if (const auto model = find_model(ticket.model))
+          tell_open(*model);  // a slot that was to move has stayed
+      } else {                // undone for another lane already
         brain_.hold(lane.id, ticket.layer, {&ticket.expert, 1}, epoch);
       }
     }

@@ -113,11 +113,13 @@ Result<std::uint32_t> Daemon::shadow_policies(std::uint32_t wanted, const std::v
 Result<PolicyComparison> Daemon::compare_policies(std::uint32_t wanted) {
   auto id = core_->call([&](Core& core) { return core.resolve_model(wanted, "compare"); });
   if (!id) return std::move(id).error();
-  const std::lock_guard lock(windows_mutex_);
+  std::unique_lock lock(windows_mutex_);
   auto snapshot = core_->call([&](Core& core) { return core.shadow_snapshot(*id); });
   if (!snapshot) return std::move(snapshot).error();
-  EventWindow& window = *windows_.at(*id);
-  window.drain();
+  windows_.at(*id)->drain();
+  // A copy: the comparison takes seconds, in which the taps must be drained.
+  const EventWindow window = *windows_.at(*id);
+  lock.unlock();
   PolicyComparison comparison = compare(*snapshot, window);
   comparison.model = *id;
   return comparison;

@@ -36,6 +36,7 @@ class ExpertRam {
   // Core loop.
   moecached_load_state state = MOECACHED_LOADING;
   std::uint64_t loads_left = 0;
+  bool load_begun = false;
 
  private:
   explicit ExpertRam(std::span<const GpuLayerPlan> plans) : plans_(plans.begin(), plans.end()) {}

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t kAgainAfterNs = 10'000'000'000;
 // A host that computes a model in several graphs has run them all by then.
-constexpr std::uint64_t kFirstPassNs = 100'000'000;
+constexpr std::uint64_t kFirstPassNs = 1'000'000'000;
 // Scope global: so much of an even share comes first. The rest comes when the routing of so many tokens is
 // known.
 constexpr double kFirstShare = 0.75;
@@ -35,19 +35,25 @@ bool GpuService::wants_growth(const Entry& entry, std::uint64_t now_ns) {
   if (entry.growth == Entry::Growth::kNone) {
     if (entry.growth_tried_ns != 0) return now_ns - entry.growth_tried_ns >= kAgainAfterNs;
     return entry.passed_twice || now_ns - entry.first_log_ns > kFirstPassNs ||
-           std::ranges::all_of(entry.seen, [](std::uint8_t seen) { return seen != 0; });
+           sum(wanted_of(entry)) == sum(entry.model->wanted());
   }
   if (entry.scope == SlotScope::kGlobal && !entry.shared_out && entry.decoded >= kTokensBeforeSharing)
     return true;
-  if (now_ns - entry.growth_tried_ns < kAgainAfterNs) return false;
+  if (entry.growth_is_over || now_ns - entry.growth_tried_ns < kAgainAfterNs) return false;
   return sum(entry.n_open) < sum(wanted_of(entry));
 }
 
-// An even share of what is asked for, of the layers that this GPU computes.
+// An even share of what is asked for, of the layers that this GPU computes. One that computes most of a model
+// computes all of it: the last layer of a prompt may be for fewer tokens than the others, and is then not
+// logged.
 std::vector<std::uint32_t> GpuService::wanted_of(const Entry& entry) {
   std::vector<std::uint32_t> wanted = entry.model->wanted();
+  const auto n_seen =
+      static_cast<std::size_t>(std::ranges::count_if(entry.seen, [](auto seen) { return seen != 0; }));
+  if (n_seen * 4 >= entry.seen.size() * 3) return wanted;
   for (std::size_t l = 0; l < wanted.size(); ++l) {
-    if (entry.seen[l] == 0) wanted[l] = 0;
+    const bool is_last_of_seen = l + 1 == wanted.size() && l > 0 && entry.seen[l - 1] != 0;
+    if (entry.seen[l] == 0 && !is_last_of_seen) wanted[l] = 0;
   }
   return wanted;
 }
@@ -63,11 +69,11 @@ void GpuService::start_growth(Entry& entry, std::uint64_t now_ns) {
   const bool global = entry.scope == SlotScope::kGlobal;
   // Decided with the evidence of now; what memory allows is found out on the queue's thread.
   std::vector<std::uint32_t> shared;
-  if (global && !is_first && !entry.shared_out) {
+  if (global && !is_first && !entry.shared_out && entry.decoded >= kTokensBeforeSharing) {
     shared = brain_.share_out(model->id(), entry.even);
     entry.shared_out = true;
   }
-  const bool keeps_rest = global && (is_first || !entry.shared_out) && shared.empty();
+  const bool keeps_rest = global && !entry.shared_out;
   entry.growth = Entry::Growth::kAllocating;
   entry.growth_tried_ns = now_ns;
   const GpuOptions& options = config_.gpu;
@@ -95,6 +101,11 @@ void GpuService::start_growth(Entry& entry, std::uint64_t now_ns) {
         n[l] = std::max(std::min(n[l], 1u), static_cast<std::uint32_t>(n[l] * kFirstShare));
       n[l] = std::max(n[l], have[l]);
     }
+    // What was shared out is more than even in some layers: together with an even share of the others too
+    // much.
+    if (gpu_device_bytes(model->layout(), model->plans(), n, granularity) >
+        std::max(budget, model->device_bytes()))
+      n = have;
     const std::uint64_t added = sum(n) - sum(have);
     if (!is_first && shared.empty() && n != wanted && added * kSmallestPart < sum(wanted)) n = have;
     growth->n_slots = n;
@@ -111,10 +122,12 @@ void GpuService::growth_done(Entry& entry, const Growth& growth) {
   const bool any = std::ranges::any_of(growth.n_slots, [](std::uint32_t n) { return n > 0; });
   if (!growth.outcome || !any) {
     entry.growth = entry.has_slots ? Entry::Growth::kDone : Entry::Growth::kNone;
+    entry.growth_is_over =
+        entry.has_slots && !growth.outcome && growth.outcome.error().code == FaultCode::kUnsupported;
     entry.growth_note =
         growth.outcome ? "no device memory within gpu.bytes and gpu.keep_free" : growth.outcome.error().text;
-    spdlog::warn("model {}: no {}device slots: {}; trying again in 10 s", entry.model->id().value,
-                 entry.has_slots ? "more " : "", entry.growth_note);
+    spdlog::warn("model {}: no {}device slots: {}{}", entry.model->id().value, entry.has_slots ? "more " : "",
+                 entry.growth_note, entry.growth_is_over ? "" : "; trying again in 10 s");
     return;
   }
   entry.even = growth.even;
@@ -203,9 +216,14 @@ ModelShape GpuService::shape_of(const Entry& entry) {
   return shape;
 }
 
+// For challengers, which load into as many slots as there are: nothing is traded on a GPU.
 ModelShape GpuService::shape(ModelId id) const {
   const auto found = models_.find(id.value);
-  return found == models_.end() || !found->second->has_slots ? ModelShape{} : shape_of(*found->second);
+  if (found == models_.end() || !found->second->has_slots) return {};
+  ModelShape shape = shape_of(*found->second);
+  shape.scope = SlotScope::kLayer;
+  for (LayerShape& layer : shape.layers) layer.n_slots_max = layer.n_slots;
+  return shape;
 }
 
 }  // namespace moecached

@@ -1,5 +1,7 @@
 #include "daemon/ipc/gpu_model.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -57,7 +59,13 @@ GpuModel::GpuModel(Parameters parameters, ModelId id, Gpu& gpu)
 }
 
 Status GpuModel::allocate() {
-  if (p_.ram && p_.ram->fits(plans_) && p_.ram->open_to(gpu_)) ram_ = p_.ram;
+  if (p_.ram && p_.ram->fits(plans_)) {
+    if (Status opened = p_.ram->open_to(gpu_); opened) {
+      ram_ = p_.ram;
+    } else {
+      spdlog::warn("model {} ({}): in RAM a second time: {}", id_.value, p_.name, opened.error().text);
+    }
+  }
   p_.ram.reset();
   if (!ram_) {
     auto ram = ExpertRam::create(gpu_, plans_);
@@ -221,7 +229,7 @@ Status GpuModel::grow(std::span<const std::uint32_t> n_slots) {
       if (want <= have) continue;
       const std::lock_guard lock(chunks_mutex_);
       if (chunks_.size() == gpu_words().n_chunks_max) {
-        return Fault{FaultCode::kLimit,
+        return Fault{FaultCode::kUnsupported,
                      "device slots were added " + std::to_string(kGrowthsMax) + " times already"};
       }
       if (Status grown = device_[index]->grow(have, want - have); !grown) return grown;

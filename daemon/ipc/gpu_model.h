@@ -71,8 +71,8 @@ class GpuModel {
   void spoil_for_test();
 
   // -- device slots
-  // Backs n_slots of each layer with device memory: blocking driver calls, on the queue's thread. kLimit:
-  // what was allocated is kept but not used.
+  // Backs n_slots of each layer with device memory: blocking driver calls, on the queue's thread. After a
+  // fault what was allocated is kept but not used. kUnsupported: it was done too often.
   Status grow(std::span<const std::uint32_t> n_slots);
   // Tells clients to map what grow added; lanes that begin later have it.
   void publish_growth(std::span<const std::uint32_t> n_slots);

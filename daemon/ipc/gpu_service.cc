@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include "daemon/base/check.h"
 #include "daemon/ipc/gpu_service_state.h"
@@ -127,9 +128,7 @@ Status GpuService::add_model(const std::shared_ptr<GpuModel>& model, const WarmS
   for (const LayerLayout& layer : model->layout().layers) {
     if (marks_.size() < layer.n_experts) marks_.resize(layer.n_experts);
   }
-  const bool shared = std::ranges::any_of(
-      models_, [&](const auto& other) { return other.second->model->shared_ram() == model->shared_ram(); });
-  if (!shared) {
+  if (!std::exchange(model->ram().load_begun, true)) {
     model->for_each_load([&](std::span<const PartRead> parts) {
       reads_.start(BulkRead{.owner = model, .tag = model->id().value}, parts);
     });

@@ -54,7 +54,8 @@ struct GpuService::Entry {
   Device* device = nullptr;
   Growth growth = Growth::kNone;
   std::uint64_t growth_tried_ns = 0;
-  std::string growth_note;  // why there are fewer slots than asked for
+  bool growth_is_over = false;  // no more chunks can be added
+  std::string growth_note;      // why there are fewer slots than asked for
   SlotScope scope = SlotScope::kLayer;
   std::vector<std::uint8_t> seen;     // layers that this GPU has computed
   std::vector<std::uint32_t> n_open;  // device slots that the brain may use, by layer

@@ -64,6 +64,11 @@ UseCounts::Model* UseCounts::find(ModelId id) const {
 
 void UseCounts::add_model(ModelId id, std::uint64_t key, const std::string& name,
                           std::span<const BlockShape> shapes, std::span<const UseList> lists) {
+  // The key is a hash of names that a client may have chosen: a model of another shape is counted by itself,
+  // and its list not found again.
+  for (auto same = models_.find(key);
+       same != models_.end() && !std::ranges::equal(same->second->shapes, shapes); same = models_.find(key))
+    ++key;
   keys_[id.value] = key;
   std::unique_ptr<Model>& model = models_[key];
   if (!model) {

@@ -125,16 +125,17 @@ Result<Memfd> Memfd::create(std::string_view label, std::uint64_t bytes, ClientA
     memory.fd_ = std::move(reader).value();
   }
   if (access != ClientAccess::kReadWrite && Mapping::map(memory.fd(), bytes, ClientAccess::kReadWrite)) {
-    return Fault{FaultCode::kUnsupported, what_was_asked(label, bytes) +
-                                              " can still be mapped writable by those who get it: "
-                                              "this kernel does not honour F_SEAL_FUTURE_WRITE"};
+    return Fault{
+        FaultCode::kUnsupported,
+        what_was_asked(label, bytes) + " can still be mapped writable by those who get it: " +
+            (access == ClientAccess::kReadOnly ? "this kernel does not honour F_SEAL_FUTURE_WRITE"
+                                               : "a descriptor for reading does not keep from it here")};
   }
   return memory;
 }
 
 Status Memfd::release(std::uint64_t offset, std::uint64_t bytes) noexcept {
-  // By the descriptor: F_SEAL_FUTURE_WRITE refuses it holes (EPERM), but not the mapping that was made
-  // before.
+  // F_SEAL_FUTURE_WRITE would refuse it (EPERM), by the mapping as by the descriptor.
   const std::uint64_t page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const std::uint64_t begin = (offset + page - 1) / page * page, end = (offset + bytes) / page * page;
   if (begin >= end) return ok();

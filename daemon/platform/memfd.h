@@ -5,8 +5,9 @@
 //
 // The kernel refuses holes to everybody once that seal (F_SEAL_FUTURE_WRITE) is there. Memory that is to be
 // released in parts (kReadOnlyReleasable) goes without it: a receiver gets a descriptor that is open for
-// reading alone, of an inode that nobody may open for writing (0400). Root, and the daemon's own user, who
-// could stop it or trace it as well, can undo that; others cannot.
+// reading alone, of an inode that nobody may open for writing (0400). Root, and the daemon's own user, can
+// undo that; others cannot. So clients of the daemon's user are trusted not to, and deploy/kubernetes does
+// without.
 #pragma once
 
 #include <cstddef>

@@ -23,12 +23,12 @@
 extern "C" {
 #endif
 
-#define MOECACHED_POLICY_ABI 1u /* of moecached_policy_api; another one is refused */
+#define MOECACHED_POLICY_ABI 2u /* of moecached_policy_api; another one is refused */
 
 typedef struct moecached_policy_shape {
   uint32_t n_experts; /* ids are 0..n_experts-1 */
-  uint32_t n_slots; /* how many can be resident at once, 1..n_experts. Where layers trade slots (pool.scope =
-                     * global) it may change later, which shows in the number of candidates alone */
+  uint32_t n_slots; /* how many can be resident at first, 1..n_experts. Where layers trade slots (pool.scope =
+                     * global) it changes later, up to n_experts, which shows in the number of candidates alone */
 } moecached_policy_shape;
 
 /* What was seen of an expert before the policy was created. */

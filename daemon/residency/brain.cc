@@ -261,8 +261,9 @@ std::span<const Command> Brain::take_commands() {
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// views Those of a model that is not there are empty: who asks may have learnt of the model before it was
-// removed.
+// views
+
+// Those of a model that is not there are empty: who asks may have learnt of the model before it was removed.
 
 std::span<const LayerCounters> Brain::counters(ModelId id) const {
   const ModelState* model = state_->find_model(id);

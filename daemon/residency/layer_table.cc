@@ -1,6 +1,7 @@
 #include "daemon/residency/layer_table.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -191,6 +192,8 @@ void LayerTable::open_slots(std::uint32_t n) {
     free_.push_back(closed_.back());
     closed_.pop_back();
   }
+  // The lowest first, as at the beginning: a layer that gets a slot for every expert is filled in order.
+  std::ranges::sort(free_, std::greater<>(), &SlotIndex::value);
   add_open(static_cast<std::int32_t>(n));
 }
 

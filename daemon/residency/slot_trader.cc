@@ -13,6 +13,7 @@ namespace {
 constexpr double kStepsMin = 16;      // before that the pools are not even full
 constexpr double kRepaySteps = 1000;  // in which the two loads of a trade must be saved
 constexpr std::uint32_t kWidestSteps = 4096;
+constexpr std::size_t kCurveWidthMax = 64;  // of several lanes' tokens that come as one batch, more is rare
 // Standard deviations. The best of fifty equal layers is 2.3 of them above the average by chance alone.
 constexpr double kDeviations = 2.5;
 // A slope is taken over so many places: single ones are noisy, and of many experts each is like the next.
@@ -35,7 +36,8 @@ SlotTrader::SlotTrader(const ModelShape& shape) {
 void SlotTrader::use(LayerIndex index, std::span<const ExpertIndex> experts) noexcept {
   Layer& layer = layers_[index.value];
   ++n_events_;
-  layer.curve.use(experts);
+  // What a curve costs grows with the square of it, and a client says how wide a step is.
+  if (experts.size() <= kCurveWidthMax) layer.curve.use(experts);
   layer.widest = std::max(layer.widest, static_cast<std::uint32_t>(experts.size()));
   if (++layer.n_steps < kWidestSteps) return;
   layer.n_steps = 0;

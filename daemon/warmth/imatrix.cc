@@ -103,7 +103,8 @@ Result<UseList> read_imatrix_gguf(int fd) {
 
 namespace {
 
-// Of the middle half: means of activations differ little between experts, counts of uses much.
+// From the 10th to the 90th percentile: means of activations differ little between experts, counts of uses
+// much.
 constexpr double kSpreadOfMeansMax = 2;
 constexpr double kUsesOfALayer = 1e6;
 

@@ -47,7 +47,8 @@ Result<std::vector<UseList>> StateDirectory::load(std::uint64_t key) const {
 Status StateDirectory::save(std::uint64_t key, const std::string& model, const std::vector<UseList>& lists) {
   const std::string path = path_of(key), beside = path + ".new";
   const std::string text = print_hot_lists(key, model, lists);
-  UniqueFd fd(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  ::unlink(beside.c_str());  // of a write that was cut off
+  UniqueFd fd(::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd) return system_fault("open " + beside, errno);
   for (std::size_t at = 0; at < text.size();) {
     const ssize_t put = ::write(fd.get(), text.data() + at, text.size() - at);

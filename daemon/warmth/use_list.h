@@ -25,13 +25,14 @@ struct UseList {
 struct BlockShape {
   std::uint32_t block = 0;
   std::uint32_t n_experts = 0;
+  bool operator==(const BlockShape&) const = default;
 };
 
 inline constexpr std::uint32_t kUseBlocksMax = 4096;   // as MOECACHED_MAX_LAYERS
 inline constexpr std::uint32_t kUseExpertsMax = 4096;  // of a layer, as MOECACHED_MAX_EXPERTS
 inline constexpr std::size_t kUseLabelsMax = 16;       // lists of one file
 inline constexpr std::size_t kUseLabelBytesMax = 64;
-inline constexpr std::uint64_t kUseCountMax = 1ull << 52;  // exact in a double; sums of a layer do not wrap
+inline constexpr std::uint64_t kUseCountMax = 1ull << 51;  // exact in a double; sums of a layer do not wrap
 
 // Counts of the same layers added up. Lists of several workloads become one.
 [[nodiscard]] UseList sum_of(std::span<const UseList> lists);

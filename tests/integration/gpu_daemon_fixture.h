@@ -82,6 +82,7 @@ class GpuDaemonTest : public ::testing::Test {
     config.pool_bytes = 64u << 20;
     config.gpu.slots = slots;
     config.gpu.keep_free = 0;
+    config.max_models = max_models_;
     config.gpu.policy = policy;
     config.gpu.scope = scope;
     config.gpu.max_slowdown_percent = max_slowdown_percent;
@@ -97,6 +98,7 @@ class GpuDaemonTest : public ::testing::Test {
   }
 
   std::filesystem::path folder_, model_;
+  std::uint32_t max_models_ = 16;
   std::unique_ptr<Daemon> daemon_;
 };
 

@@ -30,13 +30,13 @@ using Slots = std::vector<std::uint32_t>;
 TEST_F(GpuGrowthTest, OnlyLayersThatThisGpuComputesGetSlots) {
   start(kSix);
   GpuClient client(folder_, model_);
-  client.use_of_layers({kExperts, kExperts, 0});
+  client.use_of_layers({0, kExperts, kExperts});
   GpuClient::Outcome out;
   EXPECT_TRUE(eventually([&] {
     out += client.graphs(1, 5);
-    return filled() == Slots{6, 6, 0};
+    return filled() == Slots{0, 6, 6};
   }));
-  EXPECT_EQ(slots(), (Slots{6, 6, 0}));
+  EXPECT_EQ(slots(), (Slots{0, 6, 6}));
   EXPECT_EQ(out.wrong, 0u);
 }
 
@@ -45,11 +45,11 @@ TEST_F(GpuGrowthTest, LayersThatComeLaterGetTheirsUnderLanesThatGoOn) {
   const Variable churn("MOECACHED_TEST_CHURN");
   start(kSix);
   GpuClient first(folder_, model_), second(folder_, model_);
-  first.use_of_layers({kExperts, kExperts, 0});
+  first.use_of_layers({0, kExperts, kExperts});
   GpuClient::Outcome out;
   EXPECT_TRUE(eventually([&] {
     out += first.graphs(1, 5);
-    return slots() == Slots{6, 6, 0};
+    return slots() == Slots{0, 6, 6};
   }));
   EXPECT_TRUE(eventually([&] {
     for (int i = 0; i < 20; ++i) {
@@ -63,7 +63,41 @@ TEST_F(GpuGrowthTest, LayersThatComeLaterGetTheirsUnderLanesThatGoOn) {
     out += second.graphs(5, 20);
   }
   EXPECT_EQ(out.wrong, 0u);
-  EXPECT_GT(filled()[2], 0u);
+  EXPECT_GT(filled()[0], 0u);
+}
+
+TEST_F(GpuGrowthTest, ALayerThatComesLaterAndFitsIsWhollyResidentAsStocksIs) {
+  start(kAll);
+  GpuClient client(folder_, model_);
+  client.use_of_layers({0, kExperts, kExperts});
+  GpuClient::Outcome out;
+  const auto is_whole = [&](std::uint32_t layer) {
+    moecached_gpu_layer_info info{};
+    EXPECT_EQ(moecached_gpu_model_layer(client.model(), layer, &info), MOECACHED_OK);
+    return info.all_resident != 0;
+  };
+  EXPECT_TRUE(eventually([&] {
+    out += client.graphs(1, 5);
+    return is_whole(1) && is_whole(2);
+  }));
+  EXPECT_EQ(slots()[0], 0u);
+  client.use_of_layers({kExperts, kExperts, kExperts});
+  EXPECT_TRUE(eventually([&] {
+    for (int i = 0; i < 20; ++i) out += client.graphs(2, 5);
+    return is_whole(0);
+  }));
+  EXPECT_EQ(out.wrong, 0u);
+}
+
+// What a prompt logs: its last layer may be for fewer tokens.
+TEST_F(GpuGrowthTest, TheLastLayerGetsSlotsWithTheOneBeforeIt) {
+  start(kSix);
+  GpuClient client(folder_, model_);
+  client.use_of_layers({kExperts, kExperts, 0});
+  EXPECT_TRUE(eventually([&] {
+    EXPECT_EQ(client.graphs(1, 5).wrong, 0u);
+    return slots() == Slots{6, 6, 6};
+  }));
 }
 
 TEST_F(GpuGrowthTest, WithScopeGlobalTheRestGoesToTheLayersThatNeedIt) {

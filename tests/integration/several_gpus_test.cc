@@ -83,6 +83,22 @@ TEST_F(SeveralGpusTest, EachSwapsItsOwnSlots) {
   }
 }
 
+// To make room for the model on the second GPU the same model on the first one is dropped, whose RAM it is to
+// use.
+TEST_F(SeveralGpusTest, RamThatLostItsModelMeanwhileIsLoadedAllTheSame) {
+  max_models_ = 1;
+  start(kSix);
+  {
+    GpuClient first(folder_, model_, 0);
+    EXPECT_EQ(first.graphs(1, 5).wrong, 0u);
+  }
+  ASSERT_TRUE(eventually([&] { return daemon_->sessions().empty(); }));
+  GpuClient second(folder_, model_, 1);
+  EXPECT_EQ(second.graphs(2, 5).wrong, 0u);
+  EXPECT_FALSE(report_of(1).loading);
+  EXPECT_EQ(report_of(1).bytes_read, 0u);
+}
+
 TEST_F(SeveralGpusTest, RamOutlivesTheModelThatAllocatedIt) {
   start(kSix);
   auto first = std::make_unique<GpuClient>(folder_, model_, 0);

@@ -27,7 +27,7 @@ TEST(OpenSlots, AreFreeOnesUpToTheRoomThatThereIs) {
   EXPECT_EQ(b.brain.open_slots(ModelId(0), LayerIndex(0), 9), 2u);
   EXPECT_EQ(b.slots(0), 3u);
   EXPECT_EQ(b.brain.open_slots(ModelId(0), LayerIndex(0), 1), 0u);
-  EXPECT_EQ(b.lease(1, {1, 2, 3}), (Texts{"read 0/0 expert 2 slot 2", "read 0/0 expert 3 slot 1"}));
+  EXPECT_EQ(b.lease(1, {1, 2, 3}), (Texts{"read 0/0 expert 2 slot 1", "read 0/0 expert 3 slot 2"}));
 }
 
 TEST(OpenSlots, ServeTheLeaseThatWaits) {

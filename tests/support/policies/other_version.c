@@ -14,6 +14,6 @@ static void* create(const moecached_policy_shape* shape, const char* options, ch
 
 const moecached_policy_api* moecached_policy_entry(void) {
   static const moecached_policy_api api = {
-      .abi = MOECACHED_POLICY_ABI + 6, .struct_bytes = 16, .create = create};
+      .abi = 7, .struct_bytes = 16, .create = create};
   return &api;
 }

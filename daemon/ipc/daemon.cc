@@ -126,6 +126,8 @@ Result<PolicyComparison> Daemon::compare_policies(std::uint32_t wanted) {
 }
 
 void Daemon::save_warmth() {
+  // Taken and written by one at a time: else an older list could come behind a newer one.
+  const std::lock_guard lock(saving_mutex_);
   const auto uses = core_->call([](Core& core) { return core.take_uses(); });
   core_->warmth().save(uses);
 }

@@ -56,7 +56,8 @@ class Daemon final : public DaemonControl {
   std::mutex keeper_mutex_;
   std::condition_variable keeper_wakes_;
   bool keeper_stops_ = false;  // guarded by keeper_mutex_
-  std::mutex windows_mutex_;   // held while one is compared, which takes its time
+  std::mutex saving_mutex_;  // of hot lists
+  std::mutex windows_mutex_;
   std::map<std::uint32_t, std::unique_ptr<EventWindow>> windows_;  // by model
   std::thread keeper_;
 };

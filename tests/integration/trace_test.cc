@@ -79,6 +79,24 @@ class TraceTest : public testing::TestWithParam<std::tuple<std::string_view, Slo
     }
   }
 
+  // What `run` makes the daemon do, as moecachectl records it: the path of the trace.
+  template <typename Run>
+  std::string record(Run run) {
+    std::string path = folder_ / "trace.csv.zst";
+    std::atomic<int> code = -1;
+    std::thread recorder([&] {
+      ctl::ControlClient client(folder_ / "control.sock", std::chrono::seconds(10));
+      code = ctl::record_trace(client, {.json = true}, {.path = path});
+    });
+    while (!recording_runs()) std::this_thread::yield();
+    run();
+    while (!daemon_->sessions().empty()) std::this_thread::yield();  // every record was taken up
+    ctl::stop_recording();
+    recorder.join();
+    EXPECT_EQ(code, 0);
+    return path;
+  }
+
   // Skewed, sticky tokens, in the first layer over a quarter of the experts unless it settles; now and then a
   // batch, of which the daemon learns the union. settles: waits after each layer, and what a layer uses
   // follows from the one before.
@@ -143,19 +161,10 @@ class TraceTest : public testing::TestWithParam<std::tuple<std::string_view, Slo
 
 TEST_P(TraceTest, ReplayCountsWhatTheDaemonCounted) {
   ASSERT_TRUE(daemon_->register_model({model_path_}));
-  const std::string path = folder_ / "trace.csv.zst";
-  std::atomic<int> code = -1;
-  std::thread recorder([&] {
-    ctl::ControlClient client(folder_ / "control.sock", std::chrono::seconds(10));
-    code = ctl::record_trace(client, {.json = true}, {.path = path});
+  const std::string path = record([&] {
+    decode(1);
+    decode(2);
   });
-  while (!recording_runs()) std::this_thread::yield();
-  decode(1);
-  decode(2);
-  while (!daemon_->sessions().empty()) std::this_thread::yield();  // every record was taken up
-  ctl::stop_recording();
-  recorder.join();
-  ASSERT_EQ(code, 0);
 
   const auto trace = replay::Trace::read(path, {});
   ASSERT_TRUE(trace) << trace.error().text;
@@ -206,18 +215,7 @@ TEST_P(TraceTest, ChallengersCountWhatTheReplayCounts) {
   ASSERT_TRUE(daemon_->register_model({model_path_}));
   const std::vector<std::string> challengers = {"slru:probation=20", "ewma", "learned"};
   ASSERT_TRUE(daemon_->shadow_policies(0, challengers));
-  const std::string path = folder_ / "trace.csv.zst";
-  std::atomic<int> code = -1;
-  std::thread recorder([&] {
-    ctl::ControlClient client(folder_ / "control.sock", std::chrono::seconds(10));
-    code = ctl::record_trace(client, {.json = true}, {.path = path});
-  });
-  while (!recording_runs()) std::this_thread::yield();
-  decode(3);
-  while (!daemon_->sessions().empty()) std::this_thread::yield();  // every record was taken up
-  ctl::stop_recording();
-  recorder.join();
-  ASSERT_EQ(code, 0);
+  const std::string path = record([&] { decode(3); });
 
   const auto compared = daemon_->compare_policies(0);
   ASSERT_TRUE(compared) << compared.error().text;
@@ -262,18 +260,7 @@ TEST_P(TraceTest, ChallengersCountWhatTheReplayCounts) {
 TEST_P(TraceTest, ReplayPrefetchesWhatTheDaemonPrefetched) {
   start("auto");
   ASSERT_TRUE(daemon_->register_model({model_path_}));
-  const std::string path = folder_ / "trace.csv.zst";
-  std::atomic<int> code = -1;
-  std::thread recorder([&] {
-    ctl::ControlClient client(folder_ / "control.sock", std::chrono::seconds(10));
-    code = ctl::record_trace(client, {.json = true}, {.path = path});
-  });
-  while (!recording_runs()) std::this_thread::yield();
-  decode(4, true, 700);
-  while (!daemon_->sessions().empty()) std::this_thread::yield();
-  ctl::stop_recording();
-  recorder.join();
-  ASSERT_EQ(code, 0);
+  const std::string path = record([&] { decode(4, true, 700); });
 
   const auto trace = replay::Trace::read(path, {});
   ASSERT_TRUE(trace) << trace.error().text;

@@ -262,7 +262,7 @@ TEST_F(GpuDaemonTest, TenThousandPolicySwapsWhileLanesComputeLoseNoLookupAndNoBy
   }
   EXPECT_GT(evictions, 0u);
   EXPECT_EQ(insertions - evictions, resident());
-  const PolicyReport& gpu_default = daemon_->policies()[1];
+  const PolicyReport gpu_default = daemon_->policies()[1];
   EXPECT_EQ(gpu_default.tier, "gpu");
   EXPECT_EQ(gpu_default.spec, kSpecs[(kSwaps - 2) % std::size(kSpecs)]);
   EXPECT_EQ(report().policy, kSpecs[(kSwaps - 1) % std::size(kSpecs)]);

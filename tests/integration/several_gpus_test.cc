@@ -90,7 +90,10 @@ TEST_F(SeveralGpusTest, RamThatLostItsModelMeanwhileIsLoadedAllTheSame) {
   start(kSix);
   {
     GpuClient first(folder_, model_, 0);
-    EXPECT_EQ(first.graphs(1, 5).wrong, 0u);
+    ASSERT_TRUE(eventually([&] {  // one that is being grown is not dropped
+      EXPECT_EQ(first.graphs(1, 5).wrong, 0u);
+      return resident() > 0;
+    }));
   }
   ASSERT_TRUE(eventually([&] { return daemon_->sessions().empty(); }));
   GpuClient second(folder_, model_, 1);

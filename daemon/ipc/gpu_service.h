@@ -1,5 +1,5 @@
-// Models on GPUs, as part of the core loop: loads them into pinned RAM, adds device slots behind a client's
-// first graph, reads the logs of lanes, and promotes experts to device slots in the background, so that no
+// Models on GPUs, as part of the core loop: loads them into pinned RAM, adds device slots once a client's
+// graphs have run, reads the logs of lanes, and promotes experts to device slots in the background, so that no
 // token waits.
 //
 // A promotion: Brain::promote -> kUnpublish: flip the victim's entry to its host slot -> the flip is done on

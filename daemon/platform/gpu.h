@@ -1,6 +1,6 @@
 // One GPU: memory that other processes can map (device slots, pinned host slots), and a queue that copies
 // between the two and flips slot table entries in the background. The rest of the daemon sees only this;
-// every CUDA call is in gpu_cuda.cc. libcuda is loaded by list_gpus, so the same program runs where there is
+// every CUDA call is in gpu_cuda.cc and cuda_queue.cc. libcuda is loaded by list_gpus, so the same program runs where there is
 // none. Thread: any, unless said. Memory: objects own what they made; they keep the GPU's context alive.
 #pragma once
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "daemon/ipc/daemon.h"
+#include "tests/integration/slot_bytes.h"
 #include "tests/support/gguf_builder.h"
 
 namespace moecached {
@@ -81,20 +82,7 @@ class Client {
 
   // Bytes of `slot` that differ from expert `id` of the file.
   std::size_t wrong_bytes(std::uint32_t layer, std::int32_t id, std::int32_t slot) const {
-    moecached_layer_info info{};
-    EXPECT_EQ(moecached_model_layer(model_, layer, &info), MOECACHED_OK);
-    std::size_t wrong = 0;
-    std::vector<std::byte> expected;
-    for (std::uint32_t p = 0; p < info.n_parts; ++p) {
-      moecached_part_info part{};
-      EXPECT_EQ(moecached_model_part(model_, layer, p, &part), MOECACHED_OK);
-      expected.resize(part.expert_bytes);
-      test::fill_tensor_bytes(part.name, static_cast<std::uint64_t>(id) * part.expert_bytes, expected);
-      const auto* at = static_cast<const std::byte*>(info.window) +
-                       static_cast<std::uint64_t>(slot) * info.slot_stride + part.slot_offset;
-      for (std::size_t i = 0; i < expected.size(); ++i) wrong += at[i] != expected[i] ? 1 : 0;
-    }
-    return wrong;
+    return test::wrong_bytes_in_slot(model_, layer, id, slot);
   }
 
   // `rounds` tokens with random experts; returns how many bytes were wrong.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "daemon/ipc/daemon.h"
+#include "tests/integration/slot_bytes.h"
 #include "tests/support/gguf_builder.h"
 
 namespace moecached {
@@ -89,7 +90,8 @@ class WarmthTest : public testing::Test {
           ids[k] = static_cast<std::int32_t>((first + 2 * layer + k + (token % 3 == 2 ? 4 : 0)) % kExperts);
         EXPECT_EQ(moecached_lane_resolve(lane, layer, ids, 1, kTopK, 0, slots), MOECACHED_OK)
             << moecached_last_error();
-        for (std::uint32_t k = 0; k < kTopK; ++k) EXPECT_EQ(wrong_bytes(model, layer, ids[k], slots[k]), 0u);
+        for (std::uint32_t k = 0; k < kTopK; ++k)
+          EXPECT_EQ(test::wrong_bytes_in_slot(model, layer, ids[k], slots[k]), 0u);
       }
       moecached_lane_end(lane);
     }
@@ -101,24 +103,6 @@ class WarmthTest : public testing::Test {
     moecached_session_close(session);
     while (!daemon_->sessions().empty()) std::this_thread::yield();
     return counted().hits - before.hits;
-  }
-
-  static std::size_t wrong_bytes(const moecached_model* model, std::uint32_t layer, std::int32_t id,
-                                 std::int32_t slot) {
-    moecached_layer_info info{};
-    EXPECT_EQ(moecached_model_layer(model, layer, &info), MOECACHED_OK);
-    std::size_t wrong = 0;
-    std::vector<std::byte> expected;
-    for (std::uint32_t p = 0; p < info.n_parts; ++p) {
-      moecached_part_info part{};
-      EXPECT_EQ(moecached_model_part(model, layer, p, &part), MOECACHED_OK);
-      expected.resize(part.expert_bytes);
-      test::fill_tensor_bytes(part.name, static_cast<std::uint64_t>(id) * part.expert_bytes, expected);
-      const auto* at = static_cast<const std::byte*>(info.window) +
-                       static_cast<std::uint64_t>(slot) * info.slot_stride + part.slot_offset;
-      for (std::size_t i = 0; i < expected.size(); ++i) wrong += at[i] != expected[i] ? 1 : 0;
-    }
-    return wrong;
   }
 
   std::filesystem::path folder_, model_;

@@ -102,6 +102,9 @@ void Brain::remove_model(ModelId id) {
   const ModelState* model = state_->find_model(id);
   if (model == nullptr) return;
   CHECK(model->n_open_lanes == 0);
+  for (const auto& [other, reader] : state_->models) {
+    if (std::erase(reader->peers, model) > 0) State::tell_peers(*reader);
+  }
   state_->models.erase(id);
   // What the shell has not taken yet would name slots that it is about to free.
   std::erase_if(state_->commands, [id](const Command& command) { return command.model == id; });
@@ -136,6 +139,29 @@ Status Brain::seed(ModelId id, std::span<const std::vector<double>> uses_per_ste
   for (std::size_t i = 0; i < std::min(uses_per_step.size(), model->layers.size()); ++i)
     model->layers[i].table.seed_history(uses_per_step[i]);
   return set_policy(id, std::string(model->policy));
+}
+
+void Brain::set_peers(ModelId id, std::span<const ModelId> peers, double cost) {
+  ModelState* model = state_->find_model(id);
+  if (model == nullptr) return;
+  model->peers.clear();
+  model->peer_cost = cost;
+  for (const ModelId peer : peers) {
+    if (ModelState* other = state_->find_model(peer); other != nullptr && other != model)
+      model->peers.push_back(other);
+  }
+  State::tell_peers(*model);
+}
+
+void Brain::State::tell_peers(ModelState& model) {
+  for (std::size_t l = 0; l < model.layers.size(); ++l) {
+    std::vector<const LayerTable*> tables;
+    for (const ModelState* peer : model.peers) {
+      CHECK(peer->layers.size() == model.layers.size());
+      tables.push_back(&peer->layers[l].table);
+    }
+    model.layers[l].table.set_peers(std::move(tables), model.peer_cost);
+  }
 }
 
 // --------------------------------------------------------------------------------------------------------
@@ -177,7 +203,9 @@ void Brain::routed(LaneId id, LayerIndex layer, std::span<const ExpertIndex> exp
   ModelState& model = *state_->open_lane(id).model;
   (void)State::layer_of(model, layer).table.touch(experts, phase);
   if (model.trader && phase == Phase::kDecode) model.trader->use(layer, experts);
-  if (phase == Phase::kDecode) state_->look_ahead(id, layer, experts);
+  if (phase != Phase::kDecode) return;
+  for (ModelState* peer : model.peers) State::layer_of(*peer, layer).table.observe(experts);
+  state_->look_ahead(id, layer, experts);
 }
 
 void Brain::lease(LaneId id, LayerIndex layer_index, std::span<const ExpertIndex> experts, std::uint32_t seq,
@@ -294,6 +322,11 @@ bool Brain::is_absent(ModelId id, LayerIndex layer, ExpertIndex expert) const {
 bool Brain::is_resident(ModelId id, LayerIndex layer, ExpertIndex expert) const {
   ModelState* model = state_->find_model(id);
   return model != nullptr && State::layer_of(*model, layer).table.is_resident(expert);
+}
+
+bool Brain::is_elsewhere(ModelId id, LayerIndex layer, ExpertIndex expert) const {
+  ModelState* model = state_->find_model(id);
+  return model != nullptr && State::layer_of(*model, layer).table.is_elsewhere(expert);
 }
 
 std::vector<std::vector<double>> Brain::use_rates(ModelId id) const {

@@ -146,6 +146,12 @@ class Brain {
   // as from a history of its own. kNotFound.
   Status seed(ModelId model, std::span<const std::vector<double>> uses_per_step);
 
+  // The same model on other GPUs, whose slots lanes of this one can read: a use that such a slot serves costs
+  // `cost` of one that none serves (0..1). Promotions spread experts over the peers then, all but those that
+  // are used so much that a copy of their own pays; decode of `model` counts for the experts of its peers as
+  // well. Replaces what was said before. REQUIRES: layers are alike.
+  void set_peers(ModelId model, std::span<const ModelId> peers, double cost);
+
   // -- events
   void lane_opened(LaneId lane, ModelId model);
   void lane_closed(LaneId lane);  // drops its lease and its place in the queue
@@ -219,6 +225,8 @@ class Brain {
   [[nodiscard]] std::uint32_t slots(ModelId model, LayerIndex layer) const;  // open now
   [[nodiscard]] bool is_absent(ModelId model, LayerIndex layer, ExpertIndex expert) const;
   [[nodiscard]] bool is_resident(ModelId model, LayerIndex layer, ExpertIndex expert) const;
+  // A peer has it, or will.
+  [[nodiscard]] bool is_elsewhere(ModelId model, LayerIndex layer, ExpertIndex expert) const;
   [[nodiscard]] std::vector<std::vector<double>> use_rates(ModelId model) const;  // the history, for seed()
   [[nodiscard]] std::uint32_t coming(ModelId model) const;  // experts that wait for a slot or are being read
   [[nodiscard]] std::string policy(ModelId model) const;

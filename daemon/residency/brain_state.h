@@ -61,6 +61,8 @@ struct ModelState {
   std::vector<LayerState> layers;
   std::vector<std::uint8_t> marks;     // scratch, one per expert of the widest layer
   std::unique_ptr<Prefetch> prefetch;  // nullptr: off
+  std::vector<ModelState*> peers;      // whose slots its lanes can read
+  double peer_cost = 1;
 };
 
 struct LaneState {
@@ -86,6 +88,7 @@ struct Brain::State {
   [[nodiscard]] ModelState* find_model(ModelId id) const;
   [[nodiscard]] LaneState& open_lane(LaneId lane);
   [[nodiscard]] static LayerState& layer_of(ModelState& model, LayerIndex layer);
+  static void tell_peers(ModelState& model);  // its layers of those of its peers
 
   // leases.cc
   void ask(LaneId id,

@@ -30,6 +30,7 @@ LayerTable::LayerTable(Place place, LayerShape shape, std::unique_ptr<EvictionPo
   }
   candidates_.reserve(n_max);
   prompt_candidates_.reserve(n_max);
+  copies_.reserve(n_max);
   victims_.reserve(n_max);
 }
 
@@ -39,27 +40,39 @@ std::uint32_t LayerTable::count_absent(std::span<const ExpertIndex> experts) con
 }
 
 Step LayerTable::touch(std::span<const ExpertIndex> experts, Phase phase) {
-  const bool is_decode = phase == Phase::kDecode;
-  const Step step = is_decode ? ++step_ : step_;
-  std::uint64_t hits = 0;
+  const std::uint64_t misses = count_absent(experts);
+  counters_.lookups += experts.size();
+  counters_.hits += experts.size() - misses;
+  counters_.misses += misses;
+  return phase == Phase::kDecode ? use(experts) : step_;
+}
+
+Step LayerTable::use(std::span<const ExpertIndex> experts) {
+  const Step step = ++step_;
   for (ExpertIndex index : experts) {
     Expert& expert = at(index);
-    const bool is_hit = expert.state == ExpertState::kResident;
-    hits += is_hit;
-    if (!is_decode) continue;
     history_.use(index, step);
     used_by_decode(expert, step);
-    if (is_hit) {
+    if (expert.state == ExpertState::kResident) {
       expert.last_step = step;
       policy_->on_access(index, step);
     } else {
       policy_->on_miss(index, step);
     }
   }
-  counters_.lookups += experts.size();
-  counters_.hits += hits;
-  counters_.misses += experts.size() - hits;
   return step;
+}
+
+void LayerTable::observe(std::span<const ExpertIndex> experts) { (void)use(experts); }
+
+void LayerTable::set_peers(std::vector<const LayerTable*> peers, double cost) {
+  for (const LayerTable* peer : peers) CHECK(peer->n_experts() == n_experts());
+  peers_ = std::move(peers);
+  peer_cost_ = cost;
+}
+
+bool LayerTable::is_elsewhere(ExpertIndex expert) const {
+  return std::ranges::any_of(peers_, [expert](const LayerTable* peer) { return !peer->is_absent(expert); });
 }
 
 void LayerTable::used_by_decode(Expert& expert, Step step) {
@@ -122,6 +135,38 @@ void LayerTable::choose_victims(std::size_t n, ExpertIndex spared, Phase phase) 
   CHECK(n_chosen == n);
 }
 
+double LayerTable::choose_beside_peers(ExpertIndex newcomer) {
+  candidates_.clear();
+  prompt_candidates_.clear();
+  copies_.clear();
+  next_victim_ = 0;
+  for (const Slot& slot : slots_) {
+    if (slot.state != SlotState::kResident || at(slot.expert).pins != 0) continue;
+    (at(slot.expert).is_prompts    ? prompt_candidates_
+     : is_elsewhere(slot.expert) ? copies_
+                                 : candidates_)
+        .push_back(slot.expert);
+  }
+  const auto best_of = [this](std::span<const ExpertIndex> candidates) {
+    ExpertIndex best = kNobody;
+    if (!candidates.empty()) CHECK(policy_->rank(candidates, {&best, 1}) == 1);
+    return best;
+  };
+  ExpertIndex victim = best_of(prompt_candidates_);
+  if (victim == kNobody) {
+    // Among equals the policy chooses. Between one that would be read from a peer then and one that would be read
+    // from RAM the rates of use decide, which are the same for every policy.
+    const ExpertIndex copy = best_of(copies_);
+    victim = best_of(candidates_);
+    if (copy != kNobody &&
+        (victim == kNobody || peer_cost_ * history_.rate(copy) <= history_.rate(victim)))
+      victim = copy;
+  }
+  victims_.assign(1, victim);
+  if (!is_elsewhere(newcomer) && !is_elsewhere(victim)) return policy_->gain(newcomer, victim);
+  return worth(newcomer) * history_.rate(newcomer) - worth(victim) * history_.rate(victim);
+}
+
 void LayerTable::admit(std::span<const ExpertIndex> experts, Step step, std::vector<Command>& commands,
                        Phase phase) {
   std::size_t n_wanted_slots = 0;
@@ -140,7 +185,13 @@ void LayerTable::admit(std::span<const ExpertIndex> experts, Step step, std::vec
   // Ranked once for the whole set: its experts count as simultaneous, so no victim may depend on another's
   // insertion.
   victims_.clear();
-  if (n_wanted_slots > free_.size()) choose_victims(n_wanted_slots - free_.size(), kNobody, phase);
+  if (n_wanted_slots > free_.size()) {
+    if (!peers_.empty() && experts.size() == 1 && phase == Phase::kDecode) {
+      (void)choose_beside_peers(experts.front());
+    } else {
+      choose_victims(n_wanted_slots - free_.size(), kNobody, phase);
+    }
+  }
   for (ExpertIndex index : experts) {
     if (at(index).state != ExpertState::kAbsent) continue;
     at(index).is_prompts = phase == Phase::kPrompt;
@@ -248,8 +299,12 @@ bool LayerTable::prefetch(ExpertIndex index, std::span<const float> likelihood,
 
 double LayerTable::promotion_gain(ExpertIndex index, Phase phase) {
   if (at(index).state != ExpertState::kAbsent) return 0;
-  if (!free_.empty()) return std::numeric_limits<double>::infinity();
+  if (!free_.empty()) {
+    if (!is_elsewhere(index)) return std::numeric_limits<double>::infinity();
+    return phase == Phase::kPrompt ? 0 : peer_cost_ * history_.rate(index);
+  }
   if (n_evictable_ == 0 || phase == Phase::kPrompt) return 0;
+  if (!peers_.empty()) return choose_beside_peers(index);
   choose_victims(1, kNobody, phase);
   return policy_->gain(index, victims_.front());
 }

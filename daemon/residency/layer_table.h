@@ -57,6 +57,16 @@ class LayerTable {
   // event; prompts have none of their own.
   Step touch(std::span<const ExpertIndex> experts, Phase phase = Phase::kDecode);
 
+  // The same uses, of lanes that may read this layer's slots from another GPU: they count as a reason to keep an
+  // expert, not as this model's lookups.
+  void observe(std::span<const ExpertIndex> experts);
+
+  // The same layer on other GPUs, whose slots this one's lanes can read: a use that is served there costs
+  // `cost` of one that is served by nobody (0..1). Outlived by the caller's next call.
+  void set_peers(std::vector<const LayerTable*> peers, double cost);
+  // A peer has the expert, or will.
+  [[nodiscard]] bool is_elsewhere(ExpertIndex expert) const;
+
   // Whether every expert of the set has a slot or can be given one now, without taking a pinned one; for a
   // prompt, nor one that decode uses.
   [[nodiscard]] bool can_admit(std::span<const ExpertIndex> experts, Phase phase = Phase::kDecode) const;
@@ -79,7 +89,7 @@ class LayerTable {
   Close close_slot(std::vector<Command>& commands);
 
   // What the policy expects of loading an absent expert now: infinite while there are free slots, 0 when it
-  // is not absent or nothing can make room.
+  // is not absent or nothing can make room. One that is elsewhere gains what reading it there costs.
   [[nodiscard]] double promotion_gain(ExpertIndex expert, Phase phase = Phase::kDecode);
   // Starts loading an absent expert that nobody waits for. False: no room.
   bool promote(ExpertIndex expert, std::vector<Command>& commands, Phase phase = Phase::kDecode);
@@ -162,6 +172,11 @@ class LayerTable {
   }
   // Into victims_: those of prompts first. REQUIRES: there are as many.
   void choose_victims(std::size_t n, ExpertIndex spared, Phase phase);
+  // Into victims_: who goes for the newcomer of decode, where there are peers; returns what that gains.
+  // REQUIRES: n_evictable_ > 0.
+  double choose_beside_peers(ExpertIndex newcomer);
+  [[nodiscard]] double worth(ExpertIndex expert) const { return is_elsewhere(expert) ? peer_cost_ : 1; }
+  Step use(std::span<const ExpertIndex> experts);  // by decode
   void command_read(ExpertIndex expert, SlotIndex slot, std::vector<Command>& commands);
   void used_by_decode(Expert& expert, Step step);
   void lose_prefetch(Expert& expert);  // it is absent again
@@ -187,7 +202,10 @@ class LayerTable {
   std::vector<SlotIndex> free_, closed_;        // used from the back
   std::vector<ExpertIndex> candidates_;         // scratch
   std::vector<ExpertIndex> prompt_candidates_;  // scratch
+  std::vector<ExpertIndex> copies_;             // scratch: candidates that are elsewhere as well
   std::vector<ExpertIndex> victims_;            // scratch
+  std::vector<const LayerTable*> peers_;
+  double peer_cost_ = 1;
   std::size_t next_victim_ = 0;
   std::uint32_t n_resident_ = 0;
   std::uint32_t n_evictable_ = 0;  // resident and not pinned

@@ -28,6 +28,7 @@ struct GpuOptions {
   std::uint64_t bytes = 0;               // device memory for slots, each GPU; 0: no limit of its own
   std::uint64_t keep_free = 1ull << 30;  // device memory that stays free
   SlotScope scope = SlotScope::kLayer;
+  bool peers = true;  // GPUs read each other's slots
   std::string policy = "ewma";
   std::uint32_t max_slowdown_percent =
       5;  // of a decoding client, by uploads; 0: only free slots, 100: no limit

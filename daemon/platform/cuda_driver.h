@@ -19,6 +19,7 @@ namespace moecached {
   X(cuDeviceGetUuid, cuDeviceGetUuid_v2)                          \
   X(cuDeviceGetName, cuDeviceGetName)                             \
   X(cuDeviceGetAttribute, cuDeviceGetAttribute)                   \
+  X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer)                 \
   X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)           \
   X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2)      \
   X(cuCtxPushCurrent, cuCtxPushCurrent_v2)                        \
@@ -39,6 +40,7 @@ namespace moecached {
   X(cuMemHostUnregister, cuMemHostUnregister)                     \
   X(cuMemcpyHtoD, cuMemcpyHtoD_v2)                                \
   X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2)                      \
+  X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)                      \
   X(cuMemsetD8, cuMemsetD8_v2)                                    \
   X(cuStreamCreateWithPriority, cuStreamCreateWithPriority)       \
   X(cuStreamDestroy, cuStreamDestroy_v2)                          \
@@ -62,6 +64,7 @@ namespace moecached {
 #undef cuMemHostRegister
 #undef cuMemcpyHtoD
 #undef cuMemcpyHtoDAsync
+#undef cuMemcpyDtoDAsync
 #undef cuMemsetD8
 #undef cuStreamDestroy
 #undef cuStreamWriteValue32

@@ -276,35 +276,86 @@ class CudaGpu final : public Gpu {
   }
 
   Result<double> measure_copy_rate() override {
-    constexpr std::uint64_t kBytes = 64u << 20;
-    constexpr int kRounds = 4;
-    auto host = create_host_memory(kBytes);
+    auto host = create_host_memory(kMeasuredBytes);
     if (!host) return std::move(host).error();
+    return measure(kMeasuredBytes, [&](CUdeviceptr to, CUstream stream) {
+      return cu_.cuMemcpyHtoDAsync(to, (*host)->bytes().data(), kMeasuredBytes, stream);
+    });
+  }
+
+  Result<double> measure_peer_rate(Gpu& other) override {
+    const auto& peer = dynamic_cast<CudaGpu&>(other);
+    int can = 0;
+    const CUresult asked = cu_.cuDeviceCanAccessPeer(&can, device_, peer.device_);
+    if (asked != CUDA_SUCCESS || can == 0) {
+      return Fault{FaultCode::kUnsupported, "the driver lets " + to_string(id_) +
+                                                " not read the memory of " + to_string(peer.id_)};
+    }
+    auto context = dynamic_cast<CudaGpu&>(other).use_context();
+    if (!context) return std::move(context).error();
+    auto memory = CudaRange::reserve(*context, kMeasuredPeerBytes, kGranularity);
+    if (!memory) return std::move(memory).error();
+    const CUmemAccessDesc access[] = {read_write(CU_MEM_LOCATION_TYPE_DEVICE, peer.device_),
+                                      read_write(CU_MEM_LOCATION_TYPE_DEVICE, device_)};
+    if (Status mapped = (*memory)->map(0, kMeasuredPeerBytes,
+                                       properties(CU_MEM_LOCATION_TYPE_DEVICE, peer.device_), access);
+        !mapped) {
+      return std::move(mapped).error();
+    }
+    return measure(kMeasuredPeerBytes, [&](CUdeviceptr to, CUstream stream) {
+      return cu_.cuMemcpyDtoDAsync(to, (*memory)->address(), kMeasuredPeerBytes, stream);
+    });
+  }
+
+  // No context on the other GPU is needed, which would take memory there.
+  Result<UniqueFd> share_probe(const Gpu& other) override {
+    auto context = use_context();
+    if (!context) return std::move(context).error();
+    const CudaContext::Use use(**context);
+    const CUmemAllocationProp wanted =
+        properties(CU_MEM_LOCATION_TYPE_DEVICE, dynamic_cast<const CudaGpu&>(other).device_);
+    CUmemGenericAllocationHandle handle = 0;
+    const CUresult result = cu_.cuMemCreate(&handle, MOECACHED_PROBE_BYTES, &wanted, 0);
+    if (result != CUDA_SUCCESS) return cu_.fault("allocating on " + to_string(other.id()), result);
+    auto fd = export_handle(**context, handle);
+    cu_.cuMemRelease(handle);
+    return fd;
+  }
+
+ private:
+  // Of every GPU that can map memory today; asked for all the same before the first allocation.
+  static constexpr std::uint64_t kGranularity = 2u << 20;
+  static_assert(MOECACHED_PROBE_BYTES % kGranularity == 0);
+  static constexpr std::uint64_t kMeasuredBytes = 64u << 20;
+  // Of a GPU on which experts may have left little memory.
+  static constexpr std::uint64_t kMeasuredPeerBytes = 16u << 20;
+
+  // The best of a few copies into this GPU, bytes per second.
+  template <typename Copy>
+  Result<double> measure(std::uint64_t bytes, Copy copy) {
+    constexpr int kRounds = 3;
     auto context = use_context();
     if (!context) return std::move(context).error();
     const CudaContext::Use use(**context);
     CUdeviceptr device = 0;
-    if (const CUresult r = cu_.cuMemAlloc(&device, kBytes); r != CUDA_SUCCESS)
+    if (const CUresult r = cu_.cuMemAlloc(&device, bytes); r != CUDA_SUCCESS)
       return cu_.fault("allocating", r);
     CUstream stream = nullptr;
     CUresult result = cu_.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
     double best = 0;
     for (int i = 0; i <= kRounds && result == CUDA_SUCCESS; ++i) {  // the first one warms up
       const auto begin = std::chrono::steady_clock::now();
-      result = cu_.cuMemcpyHtoDAsync(device, (*host)->bytes().data(), kBytes, stream);
+      result = copy(device, stream);
       if (result == CUDA_SUCCESS) result = cu_.cuStreamSynchronize(stream);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      if (i > 0 && took.count() > 0) best = std::max(best, static_cast<double>(kBytes) / took.count());
+      if (i > 0 && took.count() > 0)
+        best = std::max(best, static_cast<double>(bytes) / took.count());
     }
     if (stream != nullptr) cu_.cuStreamDestroy(stream);
     cu_.cuMemFree(device);
     if (result != CUDA_SUCCESS) return cu_.fault("measuring the link", result);
     return best;
   }
-
- private:
-  // Of every GPU that can map memory today; asked for all the same before the first allocation.
-  static constexpr std::uint64_t kGranularity = 2u << 20;
 
   CudaGpu(const CudaDriver& cu, CUdevice device, GpuId id, std::string name)
       : cu_(cu), device_(device), id_(id), name_(std::move(name)) {}

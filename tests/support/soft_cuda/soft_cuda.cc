@@ -7,7 +7,7 @@
 //
 // Environment: SOFT_CUDA_DEVICES (1 to 8, 1), SOFT_CUDA_UUID (32 hex digits, dashes allowed: that of the
 // first device, the last digit counts up), SOFT_CUDA_VRAM (bytes of each, 256 MiB), SOFT_CUDA_NO_HOST_NUMA=1
-// (no cuMemCreate of HOST_NUMA memory). Thread: any; one lock guards the tables.
+// (no cuMemCreate of HOST_NUMA memory), SOFT_CUDA_NO_PEERS=1 (no GPU reads another's memory). Thread: any; one lock guards the tables.
 #include "tests/support/soft_cuda/soft_cuda.h"
 
 #include <cuda.h>
@@ -36,12 +36,13 @@ namespace {
 constexpr std::size_t kGranularity = std::size_t{2} << 20;
 constexpr int kFresh = 0xa5;
 constexpr int kDevicesMax = 8;
+const std::string kDeviceName = "soft-cuda-device-";
 
 struct Allocation {
   int fd = -1;
   std::size_t bytes = 0;
   std::size_t counted = 0;  // against the VRAM of a device, in this process
-  int device = 0;
+  int device = -1;  // -1: host memory
   ~Allocation();
 };
 
@@ -67,6 +68,7 @@ struct State {
   bool tracing = false;
   std::string trace;
   std::map<std::string, CUresult> failures;
+  std::array<bool, kDevicesMax> lost{};
 };
 
 State& state() {
@@ -76,7 +78,7 @@ State& state() {
 
 Allocation::~Allocation() {
   if (fd >= 0) ::close(fd);
-  state().vram_used[static_cast<std::size_t>(device)] -= counted;
+  if (counted > 0) state().vram_used[static_cast<std::size_t>(device)] -= counted;
 }
 
 struct Context {
@@ -103,6 +105,11 @@ std::size_t vram_total() {
 
 bool no_host_numa() {
   const char* text = std::getenv("SOFT_CUDA_NO_HOST_NUMA");
+  return text != nullptr && std::strcmp(text, "1") == 0;
+}
+
+bool no_peers() {
+  const char* text = std::getenv("SOFT_CUDA_NO_PEERS");
   return text != nullptr && std::strcmp(text, "1") == 0;
 }
 
@@ -143,7 +150,9 @@ CUresult soft_cuda_enter(const char* function) {
 CUresult soft_cuda_enter_with_context(const char* function) {
   const CUresult result = soft_cuda_enter(function);
   if (result != CUDA_SUCCESS) return result;
-  return current.empty() || current.back() == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+  if (current.empty() || current.back() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  const std::lock_guard lock(state().mutex);
+  return state().lost[current_device()] ? CUDA_ERROR_ECC_UNCORRECTABLE : CUDA_SUCCESS;
 }
 
 // -- for tests
@@ -162,6 +171,15 @@ const char* soft_cuda_trace_stop(void) {
 void soft_cuda_fail_next(const char* function, int result) {
   const std::lock_guard lock(state().mutex);
   state().failures[function] = static_cast<CUresult>(result);
+}
+
+void soft_cuda_lose(int device) {
+  const std::lock_guard lock(state().mutex);
+  if (device < 0) {
+    state().lost.fill(false);
+  } else {
+    state().lost.at(static_cast<std::size_t>(device)) = true;
+  }
 }
 
 unsigned long long soft_cuda_vram_used(void) {
@@ -309,6 +327,13 @@ CUresult CUDAAPI cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, 
   return CUDA_SUCCESS;
 }
 
+CUresult CUDAAPI cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+  ENTER();
+  if (!device_ok(device) || !device_ok(peer)) return CUDA_ERROR_INVALID_DEVICE;
+  *can = device != peer && !no_peers() ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   ENTER();
   if (!device_ok(device)) return CUDA_ERROR_INVALID_DEVICE;
@@ -396,7 +421,9 @@ CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t b
   std::size_t& used = s.vram_used[static_cast<std::size_t>(device ? properties->location.id : 0)];
   if (device && used + bytes > vram_total()) return CUDA_ERROR_OUT_OF_MEMORY;
   auto allocation = std::make_shared<Allocation>();
-  allocation->fd = ::memfd_create("soft-cuda", MFD_CLOEXEC);
+  // The name goes with the descriptor into other processes.
+  const std::string name = device ? kDeviceName + std::to_string(properties->location.id) : "soft-cuda-host";
+  allocation->fd = ::memfd_create(name.c_str(), MFD_CLOEXEC);
   if (allocation->fd < 0 || ::ftruncate(allocation->fd, static_cast<off_t>(bytes)) != 0)
     return CUDA_ERROR_OUT_OF_MEMORY;
   allocation->bytes = bytes;
@@ -443,6 +470,10 @@ CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* ha
   auto allocation = std::make_shared<Allocation>();
   allocation->fd = fd;
   allocation->bytes = static_cast<std::size_t>(facts.st_size);
+  char link[64] = "";
+  (void)!::readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), link, sizeof link - 1);
+  if (const char* const at = std::strstr(link, kDeviceName.c_str()); at != nullptr)
+    allocation->device = std::atoi(at + kDeviceName.size());
   const std::lock_guard lock(state().mutex);
   *handle = state().next_handle++;
   state().handles[*handle] = std::move(allocation);
@@ -533,6 +564,10 @@ CUresult CUDAAPI cuMemSetAccess(CUdeviceptr at, std::size_t bytes, const CUmemAc
     if (piece == s.pieces.end() || piece->first != at + covered) return CUDA_ERROR_INVALID_VALUE;
     for (std::size_t i = 0; i < count; ++i) {
       const unsigned flags = wanted[i].flags;
+      const int owner = piece->second.allocation->device;
+      if (wanted[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && owner >= 0 &&
+          wanted[i].location.id != owner && no_peers())
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
       if ((flags & CU_MEM_ACCESS_FLAGS_PROT_READ) != 0) piece->second.protection |= PROT_READ;
       if (flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) piece->second.protection |= PROT_READ | PROT_WRITE;
     }

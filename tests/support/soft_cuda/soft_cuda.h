@@ -9,6 +9,8 @@ void soft_cuda_trace_start(void);
 const char* soft_cuda_trace_stop(void);
 // The next call of the function (name without version suffix) returns `result` and does nothing.
 void soft_cuda_fail_next(const char* function, int result);
+// From now on every call with this device's context fails; -1: no device is lost any more.
+void soft_cuda_lose(int device);
 // Bytes of device memory that this process has created and not freed.
 unsigned long long soft_cuda_vram_used(void);
 // Reservations, mappings, registrations and references to the context that exist: 0 when all was given back.

@@ -3,12 +3,20 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "tests/support/soft_cuda/entry.h"
+
+namespace {
+constexpr std::size_t kLargeCopy = std::size_t{64} << 20;
+constexpr std::chrono::milliseconds kLargeCopyTakes{100};
+}  // namespace
 
 // -- copies
 #define SOFT_CUDA_COPY(name, parameters, to, from) \
@@ -21,8 +29,14 @@ SOFT_CUDA_COPY(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes), 
 SOFT_CUDA_COPY(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream), pointer(to),
                pointer(from))
 SOFT_CUDA_COPY(cuMemcpyHtoD, (CUdeviceptr to, const void* from, std::size_t bytes), pointer(to), from)
-SOFT_CUDA_COPY(cuMemcpyHtoDAsync, (CUdeviceptr to, const void* from, std::size_t bytes, CUstream),
-               pointer(to), from)
+// As large as those by which a link is measured: with several GPUs it is slower than the way between them.
+CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, std::size_t bytes, CUstream) {
+  ENTER_CONTEXT();
+  if (bytes >= kLargeCopy && std::getenv("SOFT_CUDA_DEVICES") != nullptr)
+    std::this_thread::sleep_for(kLargeCopyTakes);
+  std::memcpy(pointer(to), from, bytes);
+  return CUDA_SUCCESS;
+}
 SOFT_CUDA_COPY(cuMemcpyDtoH, (void* to, CUdeviceptr from, std::size_t bytes), to, pointer(from))
 SOFT_CUDA_COPY(cuMemcpyDtoHAsync, (void* to, CUdeviceptr from, std::size_t bytes, CUstream), to,
                pointer(from))

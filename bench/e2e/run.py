@@ -167,7 +167,7 @@ class Daemon(Process):
 class Server(Process):
     """A llama-server. With a daemon its experts lie in the daemon's slots."""
 
-    def __init__(self, bench, name, *args, daemon=None):
+    def __init__(self, bench, name, *args, daemon=None, environment=None):
         self.bench = bench
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -176,7 +176,8 @@ class Server(Process):
         start = time.monotonic()
         super().__init__(name, [bench.llama_bin / "llama-server", "-m", bench.model, "--host", "127.0.0.1", "--port", self.port, "-c", 4096, "-np", 1,
                                 "-ngl", 99, "-t", bench.options.threads, "--cache-ram", 0, "--no-ui", *placement, *args,
-                                *shlex.split(bench.options.server_args)], bench.logs, daemon.environment if daemon else None)
+                                *shlex.split(bench.options.server_args)], bench.logs,
+                         {**(daemon.environment if daemon else {}), **(environment or {})})
         try:
             self.wait_until(self.healthy, START_S)
         except BaseException:
@@ -670,13 +671,13 @@ def print_rows(rows):
         print(f"{row['name']:<64} {text:>10}  {row['goal']:<8} {verdict:<8} {row['note']}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def make_parser(text):
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
     parser.add_argument("--llama-bin", required=True, help="folder of llama.cpp's programs, built with CUDA")
     parser.add_argument("--build", required=True, help="this project's build folder")
     parser.add_argument("--model-dir", required=True, help="where the model is made (about 19 GB) or found again, and logs go")
     parser.add_argument("--trace", default=str(TRACE))
-    parser.add_argument("--only", help="comma-separated steps: dma,stock,25,cpu-moe,50,100,10,ncmoe,75,no-upload,two,attach,policy")
+    parser.add_argument("--only", help="comma-separated steps, of run.py: dma,stock,25,cpu-moe,50,100,10,ncmoe,75,no-upload,two,attach,policy; of peers.py: dma,stock,two,peers,off,hidden,split")
     parser.add_argument("--quick", action="store_true", help="an eighth of the tokens, for trying the benchmark itself")
     parser.add_argument("--seconds", type=float, default=600, help="of the whole run: a step without enough time left is not begun (600)")
     parser.add_argument("--step-seconds", type=float, default=90, help="longest that one completion may take (90)")
@@ -691,7 +692,11 @@ def main():
     parser.add_argument("--no-upload-args", default="--gpu-max-slowdown=0", help="daemon arguments that stop uploads: without them the slowdown is not measured (--gpu-max-slowdown=0)")
     parser.add_argument("--policies", type=lambda text: text.split(","), default=[], help="more policies than lru to compare the default with, after commas")
     parser.add_argument("--dma-gbps", type=float, help="instead of measuring the pinned copy rate")
-    options = parser.parse_args()
+    return parser
+
+
+def main():
+    options = make_parser(__doc__).parse_args()
     options.json = options.json or str(Path(options.model_dir) / "e2e.json")
     bench = Bench(options)
     bench.prepare_model()

@@ -125,6 +125,7 @@ std::string render(const ListModelsResponse& response, bool layers) {
     if (model.loading()) note("loading");
     if (model.device().starts_with("GPU-")) {
       note(model.device() + ", " + human_size(model.device_bytes()) + " of VRAM, pool is pinned memory");
+      for (const std::string& peer : model.peers()) note("reads slots of " + printable(peer));
     }
     if (!model.left_out().empty()) {
       note(number(static_cast<std::uint64_t>(model.left_out_size())) + " left out");
@@ -188,6 +189,10 @@ std::string render(const Stats& stats, const Stats* before) {
     facts.add({"gpu", human_size(stats.device_bytes()) + " of VRAM for slots, " +
                           human_size(total.bytes_uploaded()) + " uploaded, " +
                           human_size(total.bytes_in_place()) + " read in place over the link, " +
+                          (total.peer_hits() == 0 ? ""
+                                                  : human_size(total.bytes_from_peers()) +
+                                                        " read on other GPUs (" + number(total.peer_hits()) +
+                                                        " of the hits), ") +
                           number(total.epochs()) + " graphs"});
   }
   const Ssd& ssd = stats.ssd();

@@ -103,11 +103,27 @@ moecached_status Connection::open_model(const char* name, std::span<const Unique
   return MOECACHED_OK;
 }
 
-moecached_status Connection::gpu_open(const char* name, std::span<const std::uint8_t> uuid,
-                                      std::span<const UniqueFd> files, OpenedGpuModel* out) {
-  moecached_handle_gpu_open request{};
-  copy_text(request.name, name);
+moecached_status Connection::gpu_probe(std::span<const std::uint8_t> uuid, std::vector<UniqueFd>* out) {
+  moecached_handle_gpu_probe request{};
   std::copy_n(uuid.begin(), std::min(uuid.size(), sizeof request.uuid), request.uuid);
+  if (const auto status = socket_.send(&request, MOECACHED_HANDLE_GPU_PROBE, {})) return status;
+  moecached_handle_gpu_probed answer{};
+  const int timeout_ms = static_cast<int>(patience_.count()) * kGpuOpenPatience;
+  const auto status =
+      socket_.receive_some(&answer, MOECACHED_HANDLE_GPU_PROBED, {0, MOECACHED_FETCH_MAX}, timeout_ms, out);
+  if (status != MOECACHED_OK && status != MOECACHED_E_REFUSED) {
+    connected_.store(false, std::memory_order_relaxed);
+  }
+  return status;
+}
+
+moecached_status Connection::gpu_open(const GpuOpen& wanted, std::span<const UniqueFd> files,
+                                      OpenedGpuModel* out) {
+  moecached_handle_gpu_open request{};
+  copy_text(request.name, wanted.name);
+  std::copy_n(wanted.uuid.begin(), std::min(wanted.uuid.size(), sizeof request.uuid), request.uuid);
+  request.flags = wanted.flags;
+  copy_text(request.no_peers_reason, wanted.no_peers_reason);
   std::vector<int> descriptors;
   for (const UniqueFd& file : files) descriptors.push_back(file.get());
   if (const auto status = socket_.send(&request, MOECACHED_HANDLE_GPU_OPEN, descriptors)) return status;
@@ -140,7 +156,7 @@ moecached_status Connection::gpu_fetch(const GpuFetch& wanted, std::vector<Uniqu
   moecached_handle_gpu_fetched answer{};
   // The daemon answers one at a time, and may be allocating pinned memory for somebody else's model.
   const int timeout_ms = static_cast<int>(patience_.count()) * kGpuOpenPatience;
-  auto status = socket_.receive_some(&answer, MOECACHED_HANDLE_GPU_FETCHED, request.count, timeout_ms, out);
+  auto status = socket_.receive_some(&answer, MOECACHED_HANDLE_GPU_FETCHED, {1, request.count}, timeout_ms, out);
   if (status == MOECACHED_OK && answer.first != wanted.first) {
     status = fail(MOECACHED_E_VERSION, "the daemon sent the memory from handle %u on, asked for was %u",
                   answer.first, wanted.first);

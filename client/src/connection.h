@@ -64,9 +64,17 @@ class Connection {
     std::uint64_t model_bytes = 0, log_bytes = 0;
     UniqueFd model, log, table;
   };
+  struct GpuOpen {
+    const char* name = "";
+    std::span<const std::uint8_t> uuid;
+    std::uint32_t flags = 0;  // moecached_gpu_open_flags
+    const char* no_peers_reason = "";
+  };
   // As open_model. The daemon allocates pinned memory for all experts meanwhile, so this may take a minute.
-  [[nodiscard]] moecached_status gpu_open(const char* name, std::span<const std::uint8_t> uuid,
-                                          std::span<const UniqueFd> files, OpenedGpuModel* out);
+  [[nodiscard]] moecached_status gpu_open(const GpuOpen& wanted, std::span<const UniqueFd> files,
+                                          OpenedGpuModel* out);
+  // A little memory of each GPU whose slots the one with this UUID may come to read.
+  [[nodiscard]] moecached_status gpu_probe(std::span<const std::uint8_t> uuid, std::vector<UniqueFd>* out);
 
   struct GpuFetch {
     std::uint32_t model_id = 0;

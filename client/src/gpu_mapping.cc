@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -37,8 +39,17 @@ moecached_status GpuMapping::open(Connection& connection, const ModelFiles& file
   if (const auto status = files.reopen(&for_daemon)) return status;
   const std::string_view path = files.first_path();
   const std::string name(path.substr(path.rfind('/') + 1));
+  std::string no_peers_reason;
+  if (const auto status = mapping->probe_peers(connection, uuid, &no_peers_reason)) return status;
   Connection::OpenedGpuModel opened;
-  if (const auto status = connection.gpu_open(name.c_str(), uuid, for_daemon, &opened)) return status;
+  if (const auto status =
+          connection.gpu_open({.name = name.c_str(),
+                               .uuid = uuid,
+                               .flags = mapping->reads_peers_ ? std::uint32_t{MOECACHED_GPU_OPEN_PEERS} : 0u,
+                               .no_peers_reason = no_peers_reason.c_str()},
+                              for_daemon, &opened)) {
+    return status;
+  }
   for_daemon.clear();
 
   if (const auto status =
@@ -83,6 +94,38 @@ moecached_status GpuMapping::check_device() const {
     if (context_->attribute(needed.attribute) == 0) {
       return fail(MOECACHED_E_UNAVAILABLE, "this GPU or its driver has no %s", needed.what);
     }
+  }
+  return MOECACHED_OK;
+}
+
+// Whether this process can map memory of the GPUs whose slots its table may come to name: the driver may have no
+// way between the two, or a container hide the other one.
+moecached_status GpuMapping::probe_peers(Connection& connection, const GpuUuid& uuid, std::string* why_not) {
+  if (const char* text = std::getenv("MOECACHED_PEERS"); text != nullptr && std::strcmp(text, "0") == 0) {
+    *why_not = "MOECACHED_PEERS is 0";
+    return MOECACHED_OK;
+  }
+  std::vector<UniqueFd> probes;
+  if (const auto status = connection.gpu_probe(uuid, &probes)) return status;
+  const ScopedContext current(*context_);
+  if (const auto status = current.status()) return status;
+  Range range;
+  reads_peers_ = true;
+  for (UniqueFd& probe : probes) {
+    auto status = check_cuda(
+        cuda().cuMemAddressReserve(&range.address, MOECACHED_PROBE_BYTES, MOECACHED_PROBE_BYTES, 0, 0),
+        "reserve addresses");
+    if (status == MOECACHED_OK) {
+      range.reserved = range.address;
+      range.reserved_bytes = MOECACHED_PROBE_BYTES;
+      status = import(&range, 0, MOECACHED_PROBE_BYTES, std::move(probe));
+    }
+    if (status != MOECACHED_OK) {
+      reads_peers_ = false;
+      *why_not = last_error();
+    }
+    release(range);
+    range = Range();
   }
   return MOECACHED_OK;
 }
@@ -286,9 +329,13 @@ moecached_status GpuMapping::map_chunks(Connection& connection) {
     for (UniqueFd& fd : fds) {
       moecached_shm_chunk chunk{};
       if (const auto status = take_chunk(layout_, words_, next, &chunk)) return status;
-      if (const auto status = import(&windows_[chunk.part], chunk.offset, chunk.bytes, std::move(fd))) {
-        return status;
+      const bool is_wanted = (chunk.flags & MOECACHED_CHUNK_PEER) == 0 || reads_peers_;
+      if (is_wanted) {
+        if (const auto status = import(&windows_[chunk.part], chunk.offset, chunk.bytes, std::move(fd))) {
+          return status;
+        }
       }
+      fd = UniqueFd();
       chunks_mapped_.store(++next, std::memory_order_relaxed);
     }
   }

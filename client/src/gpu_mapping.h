@@ -1,9 +1,9 @@
 // What one daemon gave of a model on a GPU, mapped: the table, and one window of addresses for each part,
 //
-//   | device slots, mapped chunk by chunk as the daemon adds them | host slots | scratch slots, this
-//   process's own | 0                                                  device_bytes
+//   | device slots, mapped chunk by chunk as the daemon adds them | host slots | scratch slots |
+//   0                                                   device_bytes
 //
-// all but the scratch slots (see scratch_plan.h) read-only for the GPU; a stray write of a kernel ends that
+// of its own GPU and, where this process can map them, of other GPUs; scratch slots are this process's own; all but the scratch slots (see scratch_plan.h) read-only for the GPU; a stray write of a kernel ends that
 // process and harms no other. A chunk is mapped before the first epoch that may meet it, and addresses never
 // change while the object lives. Thread: open(), map_chunks() and the end under the session's lock; the rest
 // from any. Memory: owns the addresses and a share of the GPU's primary context; borrows nothing from the
@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "client/include/moecached/moecached.h"
@@ -76,6 +77,7 @@ class GpuMapping {
 
   GpuMapping() = default;
   moecached_status check_device() const;
+  moecached_status probe_peers(Connection& connection, const GpuUuid& uuid, std::string* why_not);
   moecached_status map_table(UniqueFd memory);
   moecached_status map_host_parts(Connection& connection, std::uint32_t host_memory);
   moecached_status map_host_allocation(std::uint32_t part, UniqueFd memory);
@@ -95,6 +97,7 @@ class GpuMapping {
   std::vector<Range> windows_;
   ScratchPlan scratch_plan_;
   std::unique_ptr<GpuScratch> scratch_;
+  bool reads_peers_ = false;  // the daemon was told so
   std::atomic<std::uint32_t> chunks_mapped_{0};
 };
 

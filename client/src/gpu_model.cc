@@ -99,8 +99,11 @@ moecached_status GpuModel::part_info(std::uint32_t layer, std::uint32_t part, mo
   out->file = facts.file;
   out->file_offset = facts.file_offset;
   *window = mapping_->window(mapping_->layout().part_index(layer, part));
+  const moecached_shm_layer& slots = mapping_->layout().model.layers[layer].layer;
   if (shapes_[layer] == MOECACHED_SHAPE_HOST_ONLY)
-    *window += std::uint64_t{mapping_->layout().model.layers[layer].layer.host_first} * facts.expert_bytes;
+    *window += std::uint64_t{slots.host_first} * facts.expert_bytes;
+  if (shapes_[layer] == MOECACHED_SHAPE_ALL_RESIDENT)
+    *window += std::uint64_t{slots.device_first} * facts.expert_bytes;
   return MOECACHED_OK;
 }
 

@@ -91,6 +91,8 @@ const char* bad_layer(const moecached_shm_layer& layer, const moecached_shm_mode
   }
   // Slot ids are int32.
   if (layer.host_first > INT32_MAX - layer.n_experts) return "first slot in host memory";
+  if (layer.device_first > layer.host_first || layer.n_slots > layer.host_first - layer.device_first)
+    return "first slot in device memory";
   return nullptr;
 }
 
@@ -113,7 +115,7 @@ const char* bad_window(const moecached_shm_window& window, const moecached_shm_p
       window.host_bytes == 0) {
     return "size of a window";
   }
-  if (!fits(0, layer.n_slots, part.expert_bytes, window.device_bytes)) {
+  if (!fits(0, std::uint64_t{layer.device_first} + layer.n_slots, part.expert_bytes, window.device_bytes)) {
     return "device slots do not lie within their window";
   }
   std::uint64_t host_offset = 0;

@@ -37,21 +37,21 @@ class HandleSocket {
     return receive_packet(message, sizeof(T), type, {n_fds, n_fds}, timeout_ms, fds);
   }
 
-  // The same for an answer with any number of descriptors from 1 to `n_fds_max`.
+  // The same for an answer with any number of descriptors within `n_fds`.
+  struct FdCount {
+    std::size_t min = 0;
+    std::size_t max = 0;
+  };
   template <typename T>
-  [[nodiscard]] moecached_status receive_some(T* message, moecached_handle_type type, std::size_t n_fds_max,
+  [[nodiscard]] moecached_status receive_some(T* message, moecached_handle_type type, FdCount n_fds,
                                               int timeout_ms, std::vector<UniqueFd>* fds) {
-    return receive_packet(message, sizeof(T), type, {1, n_fds_max}, timeout_ms, fds);
+    return receive_packet(message, sizeof(T), type, n_fds, timeout_ms, fds);
   }
 
   // The other end is closed: the daemon is gone. One system call, never blocks.
   [[nodiscard]] bool hung_up() const noexcept;
 
  private:
-  struct FdCount {
-    std::size_t min = 0;
-    std::size_t max = 0;
-  };
   moecached_status send_packet(const void* message, std::size_t bytes, std::span<const int> fds);
   moecached_status receive_packet(void* message, std::size_t bytes, moecached_handle_type type, FdCount n_fds,
                                   int timeout_ms, std::vector<UniqueFd>* fds);

@@ -47,6 +47,8 @@ void add_model(const ModelReport& model, control::v1::Counters* to) {
   to->set_bytes_uploaded(to->bytes_uploaded() + model.bytes_uploaded);
   to->set_upload_ns(std::max(to->upload_ns(), model.upload_ns));
   to->set_bytes_in_place(to->bytes_in_place() + model.bytes_in_place);
+  to->set_peer_hits(to->peer_hits() + model.peer_hits);
+  to->set_bytes_from_peers(to->bytes_from_peers() + model.bytes_from_peers);
   to->set_epochs(to->epochs() + model.epochs);
 }
 
@@ -97,6 +99,9 @@ void translate(const ModelReport& from, control::v1::Model* to) {
   to->set_bytes_uploaded(from.bytes_uploaded);
   to->set_bytes_in_place(from.bytes_in_place);
   to->set_epochs(from.epochs);
+  for (const std::string& peer : from.peers) to->add_peers(peer);
+  to->set_peer_hits(from.peer_hits);
+  to->set_bytes_from_peers(from.bytes_from_peers);
   to->set_prefetch(from.prefetch);
   for (const LayerReport& layer : from.layers) {
     control::v1::Layer* out = to->add_layers();

@@ -87,9 +87,7 @@ class Core {
   Result<std::shared_ptr<GpuModel>> finish_gpu_model(const ModelFiles& files,
                                                      Result<std::shared_ptr<GpuModel>> model, WarmStart warm);
   bool drop_idle_gpu_model();  // that no session uses; the one idle for longest
-  Result<std::shared_ptr<Memfd>> open_gpu_in_session(SessionId session,
-                                                     const std::shared_ptr<GpuModel>& model,
-                                                     std::shared_ptr<Memfd> log);
+  Result<std::shared_ptr<Memfd>> open_gpu_in_session(SessionId session, Session::OpenedGpu opened);
   // The model, if the session has opened it.
   [[nodiscard]] std::shared_ptr<GpuModel> gpu_model_of(SessionId session, std::uint32_t model) const;
   [[nodiscard]] GpuService& gpu() { return gpu_; }

@@ -202,15 +202,14 @@ Result<std::shared_ptr<GpuModel>> Core::finish_gpu_model(const ModelFiles& files
   return model;
 }
 
-Result<std::shared_ptr<Memfd>> Core::open_gpu_in_session(SessionId session,
-                                                         const std::shared_ptr<GpuModel>& model,
-                                                         std::shared_ptr<Memfd> log) {
+Result<std::shared_ptr<Memfd>> Core::open_gpu_in_session(SessionId session, Session::OpenedGpu opened) {
   const auto it = sessions_.find(session.value);
   if (it == sessions_.end()) return Fault{FaultCode::kNotFound, "the session is gone"};
-  if (gpu_.find_model(model->id().value) != model)
+  const std::uint32_t id = opened.model->id().value;
+  if (gpu_.find_model(id) != opened.model)
     return Fault{FaultCode::kNotFound, "the model was dropped meanwhile: open it again"};
-  gpu_.open_in_session(*it->second.session, model, std::move(log));
-  return it->second.session->gpu_models.at(model->id().value).log;
+  gpu_.open_in_session(*it->second.session, std::move(opened));
+  return it->second.session->gpu_models.at(id).log;
 }
 
 bool Core::drop_idle_gpu_model() {

@@ -51,7 +51,10 @@ struct ModelReport {
   std::uint64_t bytes_uploaded = 0;  // into device slots
   std::uint64_t upload_ns = 0;       // time in which copies to this GPU were under way, of all its models
   std::uint64_t bytes_in_place = 0;  // of missing experts, read by kernels over the link
-  std::uint64_t epochs = 0;          // graphs computed
+  // Slots on other GPUs that its kernels read; those hits are part of hits.
+  std::vector<std::string> peers;  // UUIDs
+  std::uint64_t peer_hits = 0, bytes_from_peers = 0;
+  std::uint64_t epochs = 0;  // graphs computed
   std::vector<LayerReport> layers;
   std::vector<LeftOutReport> left_out;
 };

@@ -156,7 +156,13 @@ void GpuService::growth_done(Entry& entry, const Growth& growth) {
 
 void GpuService::slots_mapped() {
   for (const GraceTicket& ticket : std::exchange(grown_, {})) {
-    if (Entry* entry = find_entry(ticket.model)) open_slots(*entry);
+    Entry* entry = find_entry(ticket.model);
+    if (entry == nullptr) continue;
+    if (ticket.slot.value == 0) {
+      open_slots(*entry);
+    } else {
+      peer_mapped(*entry, ticket.slot.value - 1);  // as map_peer numbers them
+    }
   }
 }
 
@@ -173,12 +179,15 @@ void GpuService::open_slots(Entry& entry) {
       return;
     }
     entry.has_slots = true;
+    tell_brain_of_peers(entry);
+    for (const Entry* reader : readers_of(entry)) tell_brain_of_peers(*reader);
     start_prewarm(entry);
   } else {
     for (std::uint32_t l = 0; l < before.size(); ++l)
       brain_.open_slots(model.id(), LayerIndex(l), std::max(1u, entry.n_open[l]) - std::max(1u, before[l]));
     entry.fill_layer = entry.fill_expert = 0;  // layers that fit as a whole now
   }
+  ++entry.slots_version;
   // A layer that is to be wholly resident stays as it is until it is, so that its shape is stock's all the
   // time.
   for (std::uint32_t l = 0; l < before.size(); ++l) {
@@ -199,7 +208,7 @@ void GpuService::check_all_resident(Entry& entry) {
     if (brain_.resident(model.id(), layer) < n_experts) continue;
     bool in_order = true;
     for (std::uint32_t e = 0; e < n_experts && in_order; ++e)
-      in_order = model.expert_in(layer, static_cast<std::int32_t>(e)) == e;
+      in_order = model.put_into(layer, e) == e;
     if (!in_order) continue;
     entry.all_resident[l] = 1;
     model.set_shape(layer, MOECACHED_SHAPE_ALL_RESIDENT);

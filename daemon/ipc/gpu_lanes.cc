@@ -139,11 +139,12 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
                 slots.size() * sizeof(std::int32_t));
     for (std::uint32_t token = 0; token < header.n_tokens; ++token) {
       experts_.clear();
-      std::uint64_t hits = 0;
+      std::uint64_t hits = 0, peer_hits = 0;
       for (std::uint32_t i = 0; i < k; ++i) {
         const std::int32_t slot = slots[std::size_t{token} * k + i];
-        const std::uint32_t expert =
-            by_expert ? static_cast<std::uint32_t>(slot) : model.expert_in(layer, slot);
+        const Found found = by_expert ? Found{.tier = Found::Tier::kRam, .expert = static_cast<std::uint32_t>(slot)}
+                                      : find_slot(entry, layer, slot);
+        const std::uint32_t expert = found.expert;
         const bool is_known = expert < model.layout().layers[layer_index].n_experts;
         if (!is_known || std::exchange(marks_[expert], 1) != 0) {
           for (const ExpertIndex marked : experts_) marks_[marked.value] = 0;
@@ -151,12 +152,15 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
           return;
         }
         experts_.push_back(ExpertIndex(expert));
-        if (!by_expert && static_cast<std::uint32_t>(slot) < model.plan(layer).host_first) ++hits;
+        hits += found.tier == Found::Tier::kOwn ? 1 : 0;
+        peer_hits += found.tier == Found::Tier::kPeer ? 1 : 0;
       }
       for (const ExpertIndex marked : experts_) marks_[marked.value] = 0;
       model.use[layer_index].lookups += k;
       model.use[layer_index].hits += hits;
-      const std::uint64_t in_place = (k - hits) * model.expert_bytes(layer);
+      model.use[layer_index].peer_hits += peer_hits;
+      model.bytes_from_peers += peer_hits * model.expert_bytes(layer);
+      const std::uint64_t in_place = (k - hits - peer_hits) * model.expert_bytes(layer);
       model.bytes_in_place += in_place;
       entry.device->budget.read_in_place(in_place);
       taps_.put(model.id(),
@@ -170,7 +174,7 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
       if (lane.uses && phase == Phase::kDecode) lane.uses->add(layer, experts_);
       if (!routed) continue;
       brain_.routed(lane.id, layer, experts_, phase);
-      shadows_.event(model.id(), layer, experts_, phase, hits);
+      shadows_.event(model.id(), layer, experts_, phase, hits + peer_hits);
       if (test_churn_) continue;
       for (const ExpertIndex expert : experts_) {
         if (hits == k || entry.candidates.size() >= kCandidatesMax) break;

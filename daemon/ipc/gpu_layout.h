@@ -1,11 +1,12 @@
 // Where the slots of a model on a GPU lie: the windows of proto/shm/layout.h. Pure. Thread: any.
 //
-//   window of a part:  | device slots 0 .. n_device_max-1 |pad| gap | host_first | ... one host slot per
-//   expert |
-//                      0                                  device_bytes            device_bytes + host_bytes
+//   | section 0 |pad| gap | section 1 |pad| gap | ... | host_first: one host slot per expert |
+//   0                     begin[1]                    device_bytes                           + host_bytes
 //
-// One table serves all parts of a layer, so host_first is the largest that any part needs; parts with small
-// experts have a gap of unused slots.
+// A section is the room for the device slots of one GPU. GPUs that may read each other's slots have one each, at
+// the same place in the windows of all of them: a slot has one number, and a peer's memory can be mapped where it
+// belongs. One table serves all parts of a layer, so a section, and host_first, begins at the largest slot that
+// any part needs; parts with small experts have a gap of unused slots.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +18,36 @@
 
 namespace moecached {
 
+// Which of the sections belongs to the GPU whose windows these are.
+struct GpuSections {
+  std::uint32_t own = 0, n = 1;
+};
+
 struct GpuPartPlan {
   std::uint64_t device_bytes = 0;  // of addresses for device slots
   std::uint64_t host_bytes = 0;
+  std::vector<std::uint64_t> begin;  // of each section, bytes; a multiple of the granularity
 };
 
 struct GpuLayerPlan {
-  std::uint32_t n_device_max = 0;  // device slots that the addresses have room for
+  std::uint32_t n_device_max = 0;  // device slots that each section has room for
   std::uint32_t host_first = 0;
+  std::uint32_t own = 0;             // section
+  std::vector<std::uint32_t> first;  // slot of each section
   std::vector<GpuPartPlan> parts;
+  [[nodiscard]] std::uint32_t own_first() const { return first[own]; }
 };
 
 [[nodiscard]] GpuLayerPlan plan_gpu_layer(const LayerLayout& layer, std::uint32_t n_device_max,
-                                          std::uint64_t granularity);
+                                          GpuSections sections, std::uint64_t granularity);
+// How many GPUs of n may have sections in one window: prompt kernels launch work per slot of a window, empty
+// ones too. room: device slots by layer.
+[[nodiscard]] std::uint32_t gpu_sections_that_fit(const ModelLayout& layout,
+                                                  const std::vector<std::uint32_t>& room, std::uint32_t n,
+                                                  std::uint64_t granularity);
 
-// Device memory behind the first n slots of one part.
-[[nodiscard]] std::uint64_t gpu_part_bytes(const GpuPartPlan& plan, const PartLayout& part,
+// Device memory behind the first n slots of the own section of part p.
+[[nodiscard]] std::uint64_t gpu_part_bytes(const GpuLayerPlan& plan, std::size_t p, const PartLayout& part,
                                            std::uint32_t n_slots, std::uint64_t granularity);
 
 // Slots of a share of each layer's experts, rounded down; at most all.

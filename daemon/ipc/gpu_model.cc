@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -40,11 +41,16 @@ Result<std::shared_ptr<GpuModel>> GpuModel::create(Parameters parameters, ModelI
 GpuModel::GpuModel(Parameters parameters, ModelId id, Gpu& gpu)
     : use(parameters.layout.layers.size()), p_(std::move(parameters)), id_(id), gpu_(gpu) {
   wanted_ = gpu_slots_wanted(p_.layout, p_.slots);
+  std::vector<std::uint32_t> room;
+  for (std::size_t l = 0; l < p_.layout.layers.size(); ++l)
+    room.push_back(slot_room(p_.scope, wanted_[l], p_.layout.layers[l].n_experts));
+  const std::uint32_t n_sections = gpu_sections_that_fit(p_.layout, room, p_.place.n, gpu.granularity());
+  peer_group_ = p_.place.own / n_sections;
   std::uint32_t parts = 0, entries = 0;
   for (std::size_t l = 0; l < p_.layout.layers.size(); ++l) {
     const LayerLayout& layer = p_.layout.layers[l];
-    const std::uint32_t room = slot_room(p_.scope, wanted_[l], layer.n_experts);
-    plans_.push_back(plan_gpu_layer(layer, room, gpu.granularity()));
+    plans_.push_back(plan_gpu_layer(layer, room[l], {.own = p_.place.own % n_sections, .n = n_sections},
+                                    gpu.granularity()));
     first_part_.push_back(parts);
     table_first_.push_back(entries);
     parts += static_cast<std::uint32_t>(layer.parts.size());
@@ -52,7 +58,8 @@ GpuModel::GpuModel(Parameters parameters, ModelId id, Gpu& gpu)
     std::uint64_t bytes = 0;
     for (const PartLayout& part : layer.parts) bytes += part.expert_bytes;
     expert_bytes_.push_back(bytes);
-    experts_.emplace_back(room, UINT32_MAX);
+    experts_.emplace_back(room[l], kNowhere);
+    own_slot_.emplace_back(layer.n_experts, kNowhere);
   }
   n_slots_.assign(p_.layout.layers.size(), 0);
   backed_.assign(parts, 0);
@@ -74,11 +81,13 @@ Status GpuModel::allocate() {
     for (const LayerLayout& layer : p_.layout.layers)
       ram_->loads_left += layer.parts.size() * ((layer.n_experts + kMaxPartReads - 1) / kMaxPartReads);
   }
-  for (const GpuLayerPlan& plan : plans_) {
-    for (const GpuPartPlan& part : plan.parts) {
+  for (std::size_t l = 0; l < plans_.size(); ++l) {
+    for (std::size_t p = 0; p < plans_[l].parts.size(); ++p) {
+      const std::uint64_t bytes = gpu_part_bytes(plans_[l], p, p_.layout.layers[l].parts[p],
+                                                 plans_[l].n_device_max, gpu_.granularity());
       device_.emplace_back();
-      if (part.device_bytes == 0) continue;
-      auto device = gpu_.reserve(part.device_bytes);
+      if (bytes == 0) continue;
+      auto device = gpu_.reserve(bytes);
       if (!device) return std::move(device).error();
       device_.back() = *std::move(device);
     }
@@ -89,7 +98,7 @@ Status GpuModel::allocate() {
 Status GpuModel::write_segment() {
   const std::size_t n_layers = p_.layout.layers.size();
   const std::size_t n_parts = ram_->n_parts();
-  const std::size_t n_chunks_max = n_parts * kGrowthsMax;
+  const std::size_t n_chunks_max = n_parts * kGrowthsMax * plans_.front().first.size();
   std::size_t n_entries = 0;
   std::uint32_t n_experts_max = 0;
   for (const LayerLayout& layer : p_.layout.layers) {
@@ -132,7 +141,7 @@ Status GpuModel::write_segment() {
                                     .window_bytes = 0,
                                     .slot_stride = 0,
                                     .shape = MOECACHED_SHAPE_HOST_ONLY,
-                                    .n_slots_open = 0};
+                                    .device_first = plans_[l].own_first()};
     for (std::size_t p = 0; p < from.parts.size(); ++p) {
       describe_part(from.parts[p], 0, &parts[first_part_[l] + p]);
       windows[first_part_[l] + p] = {plans_[l].parts[p].device_bytes, plans_[l].parts[p].host_bytes};
@@ -224,19 +233,18 @@ Status GpuModel::grow(std::span<const std::uint32_t> n_slots) {
     for (std::size_t p = 0; p < layer.parts.size(); ++p) {
       const std::uint32_t index = first_part_[l] + static_cast<std::uint32_t>(p);
       const std::uint64_t have = backed_[index];
-      const std::uint64_t want =
-          gpu_part_bytes(plans_[l].parts[p], layer.parts[p], n_slots[l], gpu_.granularity());
+      const std::uint64_t want = gpu_part_bytes(plans_[l], p, layer.parts[p], n_slots[l], gpu_.granularity());
       if (want <= have) continue;
       const std::lock_guard lock(chunks_mutex_);
       if (chunks_.size() == gpu_words().n_chunks_max) {
-        return Fault{FaultCode::kUnsupported,
-                     "device slots were added " + std::to_string(kGrowthsMax) + " times already"};
+        return Fault{FaultCode::kUnsupported, "device slots were added too often already"};
       }
       if (Status grown = device_[index]->grow(have, want - have); !grown) return grown;
-      reinterpret_cast<moecached_shm_chunk*>(segment_.bytes().data() +
-                                             gpu_words().chunks_offset)[chunks_.size()] = {
-          .part = index, .reserved0 = 0, .offset = have, .bytes = want - have};
-      chunks_.push_back({index, device_[index]->chunks() - 1});
+      CHECK(add_chunk({.owner = this,
+                       .part = index,
+                       .chunk = device_[index]->chunks() - 1,
+                       .offset = plans_[l].parts[p].begin[plans_[l].own] + have,
+                       .bytes = want - have}));
       backed_[index] = want;
       device_bytes_ += want - have;
     }
@@ -244,9 +252,57 @@ Status GpuModel::grow(std::span<const std::uint32_t> n_slots) {
   return ok();
 }
 
+bool GpuModel::add_chunk(const Chunk& chunk) {
+  if (chunks_.size() == gpu_words().n_chunks_max) return false;
+  auto* words =
+      reinterpret_cast<moecached_shm_chunk*>(segment_.bytes().data() + gpu_words().chunks_offset);
+  words[chunks_.size()] = {.part = chunk.part,
+                           .flags = chunk.owner == this ? 0u : std::uint32_t{MOECACHED_CHUNK_PEER},
+                           .offset = chunk.offset,
+                           .bytes = chunk.bytes};
+  chunks_.push_back(chunk);
+  return true;
+}
+
+std::vector<GpuModel::Chunk> GpuModel::own_chunks() const {
+  const std::lock_guard lock(chunks_mutex_);
+  std::vector<Chunk> own;
+  std::ranges::copy_if(chunks_, std::back_inserter(own),
+                       [this](const Chunk& chunk) { return chunk.owner == this; });
+  return own;
+}
+
+bool GpuModel::add_peer_chunks(const std::shared_ptr<GpuModel>& peer) {
+  const std::vector<Chunk> theirs = peer->own_chunks();
+  const std::lock_guard lock(chunks_mutex_);
+  const auto n_known = static_cast<std::size_t>(std::ranges::count(chunks_, peer.get(), &Chunk::owner));
+  for (std::size_t i = n_known; i < theirs.size(); ++i) {
+    Chunk chunk = theirs[i];
+    chunk.peer = peer;
+    if (!add_chunk(chunk)) return false;
+  }
+  return true;
+}
+
+void GpuModel::remove_peer_chunks(const GpuModel& peer) {
+  CHECK(sessions == 0);
+  {
+    const std::lock_guard lock(chunks_mutex_);
+    std::vector<Chunk> kept;
+    std::ranges::copy_if(std::exchange(chunks_, {}), std::back_inserter(kept),
+                         [&](const Chunk& chunk) { return chunk.owner != &peer; });
+    for (const Chunk& chunk : kept) CHECK(add_chunk(chunk));
+  }
+  publish_chunks();
+}
+
 void GpuModel::publish_growth(std::span<const std::uint32_t> n_slots) {
   n_slots_.assign(n_slots.begin(), n_slots.end());
   for (std::uint32_t l = 0; l < n_slots_.size(); ++l) layer_words(LayerIndex(l)).n_slots = n_slots_[l];
+  publish_chunks();
+}
+
+void GpuModel::publish_chunks() {
   // Sequentially consistent: the lanes' epochs are looked at next.
   std::atomic_ref(gpu_words().n_chunks).store(n_chunks(), std::memory_order_seq_cst);
 }
@@ -258,20 +314,20 @@ void GpuModel::set_shape(LayerIndex layer, moecached_gpu_shape shape) {
   shapes.store(shapes.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
-GpuQueue::Flip GpuModel::flip(LayerIndex layer, ExpertIndex expert, std::int32_t slot) {
-  const std::size_t entry = table_first_[layer.value] + expert.value;
-  std::atomic_ref(table_[entry]).store(slot, std::memory_order_relaxed);
-  return {.address = table_memory_->address() + entry * sizeof(std::int32_t), .value = slot};
+GpuQueue::Flip GpuModel::flip(LayerIndex layer, ExpertIndex expert, std::int32_t entry) {
+  const std::size_t index = table_first_[layer.value] + expert.value;
+  std::atomic_ref(table_[index]).store(entry, std::memory_order_relaxed);
+  return {.address = table_memory_->address() + index * sizeof(std::int32_t), .value = entry};
 }
 
-GpuQueue::Flip GpuModel::to_device(LayerIndex layer, ExpertIndex expert, SlotIndex slot) {
+void GpuModel::put(LayerIndex layer, ExpertIndex expert, SlotIndex slot) {
   CHECK(slot.value < n_slots_[layer.value]);
   experts_[layer.value][slot.value] = expert.value;
-  return flip(layer, expert, static_cast<std::int32_t>(slot.value));
+  own_slot_[layer.value][expert.value] = slot.value;
 }
 
-GpuQueue::Flip GpuModel::to_host(LayerIndex layer, ExpertIndex expert) {
-  return flip(layer, expert, static_cast<std::int32_t>(plans_[layer.value].host_first + expert.value));
+void GpuModel::take(LayerIndex layer, ExpertIndex expert) {
+  own_slot_[layer.value][expert.value] = kNowhere;
 }
 
 GpuQueue::Job GpuModel::copy_job(LayerIndex layer, ExpertIndex expert, SlotIndex slot) const {
@@ -281,27 +337,25 @@ GpuQueue::Job GpuModel::copy_job(LayerIndex layer, ExpertIndex expert, SlotIndex
   GpuQueue::Job job;
   job.n_copies = static_cast<std::uint32_t>(from.parts.size());
   for (std::size_t p = 0; p < from.parts.size(); ++p) {
+    const GpuLayerPlan& plan = plans_[layer.value];
+    const std::uint64_t in_window =
+        (std::uint64_t{plan.own_first()} + slot.value) * from.parts[p].expert_bytes;
     job.copies[p] = {.destination = device_[first_part_[layer.value] + p]->address() +
-                                    std::uint64_t{slot.value} * from.parts[p].expert_bytes,
+                                    (in_window - plan.parts[p].begin[plan.own]),
                      .source = host_slot(layer, p, expert),
                      .bytes = from.parts[p].expert_bytes};
   }
   return job;
 }
 
-std::uint32_t GpuModel::expert_in(LayerIndex layer, std::int32_t slot) const {
-  if (slot < 0) return UINT32_MAX;
-  const auto index = static_cast<std::uint32_t>(slot);
-  if (index < n_slots_[layer.value]) return experts_[layer.value][index];
-  const std::uint32_t first = plans_[layer.value].host_first;
-  if (index < first || index - first >= p_.layout.layers[layer.value].n_experts) return UINT32_MAX;
-  return index - first;
-}
-
 Result<UniqueFd> GpuModel::share_chunk(std::uint32_t chunk) const {
   const std::lock_guard lock(chunks_mutex_);
   CHECK(chunk < chunks_.size());
-  return device_[chunks_[chunk].part]->share(chunks_[chunk].chunk);
+  const Chunk& wanted = chunks_[chunk];
+  if (wanted.owner == this) return device_[wanted.part]->share(wanted.chunk);
+  const std::shared_ptr<const GpuModel> peer = wanted.peer.lock();
+  if (!peer) return Fault{FaultCode::kNotFound, "that memory is gone: its model was dropped"};
+  return peer->device_[wanted.part]->share(wanted.chunk);
 }
 
 std::uint32_t GpuModel::n_chunks() const {

@@ -35,6 +35,8 @@ class GpuModel {
     ModelLayout layout;
     SlotsSpec slots;
     SlotScope scope = SlotScope::kLayer;
+    // The GPU's place among those that may read each other's slots, and how many they are.
+    GpuSections place;
     std::uint64_t boot_epoch = 0;
     std::shared_ptr<ExpertRam> ram;  // of the model on another GPU, to be shared; or null
   };
@@ -51,6 +53,7 @@ class GpuModel {
   [[nodiscard]] const std::vector<GpuLayerPlan>& plans() const { return plans_; }
   [[nodiscard]] std::span<const std::uint32_t> n_slots() const { return n_slots_; }  // device slots, by layer
   [[nodiscard]] const std::vector<std::uint32_t>& wanted() const { return wanted_; }
+  [[nodiscard]] std::uint32_t peer_group() const { return peer_group_; }  // GPUs of one have sections in one window
   [[nodiscard]] std::uint64_t device_bytes() const { return device_bytes_; }  // backed
   [[nodiscard]] std::uint64_t expert_bytes(LayerIndex layer) const { return expert_bytes_[layer.value]; }
   [[nodiscard]] int segment_fd() const { return segment_.fd(); }
@@ -78,12 +81,37 @@ class GpuModel {
   void publish_growth(std::span<const std::uint32_t> n_slots);
   void set_shape(LayerIndex layer, moecached_gpu_shape shape);
 
-  // -- the table. The flips' device writes are the caller's (GpuQueue); these keep the replica and the books.
-  [[nodiscard]] GpuQueue::Flip to_device(LayerIndex layer, ExpertIndex expert, SlotIndex slot);
-  [[nodiscard]] GpuQueue::Flip to_host(LayerIndex layer, ExpertIndex expert);
+  // Lists the chunks of a peer that are not listed yet. False: there is no room for all of them.
+  bool add_peer_chunks(const std::shared_ptr<GpuModel>& peer);
+  // REQUIRES: no session, so that nobody has mapped them.
+  void remove_peer_chunks(const GpuModel& peer);
+  void publish_chunks();
+
+  // -- who is where. Slots count from the first of this GPU's section, as the brain's do; entries of the table
+  // name slots of the window.
+  void put(LayerIndex layer, ExpertIndex expert, SlotIndex slot);
+  void take(LayerIndex layer, ExpertIndex expert);  // from the slot that it was put into
+  static constexpr std::uint32_t kNowhere = UINT32_MAX;
+  [[nodiscard]] std::uint32_t own_slot(LayerIndex layer, ExpertIndex expert) const {
+    return own_slot_[layer.value][expert.value];
+  }
+  // The expert that was put there last; kNowhere: none, or there is no such slot.
+  [[nodiscard]] std::uint32_t put_into(LayerIndex layer, std::uint32_t slot) const {
+    return slot < n_slots_[layer.value] ? experts_[layer.value][slot] : kNowhere;
+  }
+  [[nodiscard]] std::int32_t entry(LayerIndex layer, ExpertIndex expert) const {
+    return table_[table_first_[layer.value] + expert.value];
+  }
+  // The flip's device write is the caller's (GpuQueue); this keeps the replica.
+  [[nodiscard]] GpuQueue::Flip flip(LayerIndex layer, ExpertIndex expert, std::int32_t entry);
+  [[nodiscard]] std::int32_t host_entry(LayerIndex layer, ExpertIndex expert) const {
+    return static_cast<std::int32_t>(plans_[layer.value].host_first + expert.value);
+  }
+  // Of slot `slot` of the section.
+  [[nodiscard]] std::int32_t device_entry(LayerIndex layer, std::uint32_t slot) const {
+    return static_cast<std::int32_t>(plans_[layer.value].own_first() + slot);
+  }
   [[nodiscard]] GpuQueue::Job copy_job(LayerIndex layer, ExpertIndex expert, SlotIndex slot) const;
-  // The expert that a lane used when it reports this slot of the table; UINT32_MAX: no such slot.
-  [[nodiscard]] std::uint32_t expert_in(LayerIndex layer, std::int32_t slot) const;
 
   // -- handles for clients, any thread
   Result<UniqueFd> share_host(std::uint32_t part) const { return ram_->share(part); }
@@ -93,7 +121,7 @@ class GpuModel {
   [[nodiscard]] std::uint32_t n_chunks() const;
 
   struct LayerUse {  // of slots that lanes reported
-    std::uint64_t lookups = 0, hits = 0;
+    std::uint64_t lookups = 0, hits = 0, peer_hits = 0;
   };
   std::vector<LayerUse> use;  // core loop
   // Core loop.
@@ -102,20 +130,25 @@ class GpuModel {
   std::uint64_t bytes_loaded = 0;
   std::uint64_t bytes_uploaded = 0;
   std::uint64_t bytes_in_place = 0;  // read over the link by kernels
+  std::uint64_t bytes_from_peers = 0;
   std::uint64_t epochs = 0;
   bool changed_on_disk = false;
 
  private:
   struct Chunk {
-    std::uint32_t part;  // over all layers
-    std::size_t chunk;   // of the part's range
+    const GpuModel* owner = nullptr;       // this, or a peer
+    std::weak_ptr<const GpuModel> peer{};  // which it may outlive
+    std::uint32_t part = 0;                // over all layers
+    std::size_t chunk = 0;                 // of the owner's range of the part
+    std::uint64_t offset = 0, bytes = 0;   // of the window
   };
   GpuModel(Parameters parameters, ModelId id, Gpu& gpu);
   Status allocate();
   Status write_segment();
   [[nodiscard]] moecached_shm_gpu& gpu_words() const;
   [[nodiscard]] moecached_shm_layer& layer_words(LayerIndex layer) const;
-  [[nodiscard]] GpuQueue::Flip flip(LayerIndex layer, ExpertIndex expert, std::int32_t slot);
+  [[nodiscard]] std::vector<Chunk> own_chunks() const;
+  [[nodiscard]] bool add_chunk(const Chunk& chunk);  // REQUIRES: chunks_mutex_
   [[nodiscard]] std::byte* host_slot(LayerIndex layer, std::size_t part, ExpertIndex expert) const;
 
   Parameters p_;
@@ -136,8 +169,10 @@ class GpuModel {
   std::atomic<std::uint64_t> device_bytes_{0};
   std::vector<std::uint64_t> backed_;  // by part over all layers; grow's own
   std::vector<std::uint32_t> n_slots_;
-  std::vector<std::vector<std::uint32_t>> experts_;  // by layer, device slot
-  mutable std::mutex chunks_mutex_;                  // grow runs beside share_chunk
+  std::vector<std::vector<std::uint32_t>> experts_;   // by layer, device slot
+  std::vector<std::vector<std::uint32_t>> own_slot_;  // by layer, expert
+  std::uint32_t peer_group_ = 0;
+  mutable std::mutex chunks_mutex_;  // grow runs beside share_chunk
   std::vector<Chunk> chunks_;
 };
 

@@ -62,8 +62,13 @@ Result<GpuOpener::Opened> GpuOpener::open(Request& request) {
   if (!model) return std::move(model).error();
   auto log = make_log_segment(**model);
   if (!log) return std::move(log).error();
-  auto opened = core_.call(
-      [&](Core& core) { return core.open_gpu_in_session(request.session, *model, *std::move(log)); });
+  auto opened = core_.call([&](Core& core) {
+    return core.open_gpu_in_session(
+        request.session, {.model = *model,
+                          .log = *std::move(log),
+                          .reads_peers = request.reads_peers,
+                          .no_peers_reason = request.no_peers_reason});
+  });
   if (!opened) return std::move(opened).error();
   auto table = (*model)->share_table();
   if (!table) return std::move(table).error();
@@ -98,6 +103,7 @@ Result<std::shared_ptr<GpuModel>> GpuOpener::make_model(Request& request) {
                                 .layout = *layout,
                                 .slots = config_.gpu.slots,
                                 .scope = config_.gpu.scope,
+                                .place = core_.gpu().place_of(**gpu),
                                 .boot_epoch = boot_epoch_,
                                 .ram = begun->ram},
                                begun->id, **gpu);

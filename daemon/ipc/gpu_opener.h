@@ -31,6 +31,8 @@ class GpuOpener {
     std::vector<UniqueFd> shards;
     std::string name;
     GpuId gpu;
+    bool reads_peers = false;
+    std::string no_peers_reason;
   };
   struct Opened {
     std::shared_ptr<GpuModel> model;

@@ -13,8 +13,6 @@
 namespace moecached {
 namespace {
 
-// What the copy engine moves at 55 GB/s, the fetch kernel reads at 48.
-constexpr double kInPlacePerCopyRate = 0.87;
 constexpr std::uint64_t kCostsEveryNs = 100'000'000;
 
 }  // namespace
@@ -64,16 +62,17 @@ void GpuService::promote(Entry& entry, std::uint64_t now_ns) {
   // Half of what may be under way: what is used now need not wait for what was used once.
   while (!entry.plan.is_done() && entry.promotions < kPromotionsMax / 2) {
     const PrewarmPlan::Step step = entry.plan.take();
-    if (entry.n_open[step.layer.value] == 0 || brain_.free_slots(model.id(), step.layer) == 0) continue;
+    if (entry.n_open[step.layer.value] == 0 || brain_.free_slots(model.id(), step.layer) == 0 ||
+        brain_.is_elsewhere(model.id(), step.layer, step.expert))
+      continue;
     if (brain_.promote(model.id(), step.layer, step.expert)) ++entry.promotions;
   }
-  for (const auto& [key, lane] : lanes_) {
-    // Its slots cannot be had while it does not move; every victim would wait for it.
-    if (lane->entry == &entry && now_ns - lane->begun_since_ns > kGpuStalledAfterNs &&
-        load_word(lane->words->completed) < lane->begun >> 16) {
-      entry.candidates.clear();
-      return;
-    }
+  // Its slots cannot be had while it does not move; every victim would wait for it.
+  const std::vector<Entry*> readers = readers_of(entry);
+  if (has_stalled_lane(entry, now_ns) ||
+      std::ranges::any_of(readers, [&](const Entry* reader) { return has_stalled_lane(*reader, now_ns); })) {
+    entry.candidates.clear();
+    return;
   }
   const auto place = [](const Entry::Candidate& c) { return std::pair(c.layer, c.expert); };
   // Of doubles the one of decode comes first, and stays.

@@ -2,8 +2,10 @@
 // copy, flip.
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
+#include <vector>
 
 #include "daemon/ipc/gpu_service_state.h"
 
@@ -31,10 +33,8 @@ void GpuService::carry_out_commands() {
       GpuQueue::Job job;
       switch (command.kind) {
         case CommandKind::kUnpublish:
-          pending.kind = Pending::Kind::kUnpublish;
-          job.is_flip = true;
-          job.flip = model.to_host(command.layer, command.expert);
-          break;
+          unpublish(*entry, command);
+          continue;
         case CommandKind::kHasten:  // nothing is read ahead
           break;
         case CommandKind::kRead:
@@ -45,7 +45,10 @@ void GpuService::carry_out_commands() {
           pending.kind = Pending::Kind::kPublish;
           ++entry->publishing[command.layer.value];
           job.is_flip = true;
-          job.flip = model.to_device(command.layer, command.expert, command.slot);
+          model.put(command.layer, command.expert, command.slot);
+          job.flip = model.flip(command.layer, command.expert,
+                                model.device_entry(command.layer, command.slot.value));
+          for (Entry* reader : readers_of(*entry)) repoint(*reader, command.layer, command.expert);
           break;
         case CommandKind::kGrant:
         case CommandKind::kRelease:  // device slots are not traded
@@ -59,8 +62,16 @@ void GpuService::carry_out_commands() {
 void GpuService::begin_grace(GraceTracker& tracker, const GraceTicket& ticket,
                              std::vector<GraceTicket>* done) {
   grace_lanes_.clear();
+  // Whose lanes may be reading the slot; memory that was added concerns those of the model alone.
+  std::vector<std::uint32_t> models{ticket.model.value};
+  if (&tracker == &grace_) {
+    for (const Entry* reader : readers_of(*find_entry(ticket.model)))
+      models.push_back(reader->model->id().value);
+  }
+  const auto is_meant = [&models](std::uint32_t id) { return std::ranges::find(models, id) != models.end(); };
   for (Session* session : sessions_) {
-    if (!session->gpu_models.contains(ticket.model.value)) continue;
+    if (std::ranges::none_of(session->gpu_models, [&](const auto& opened) { return is_meant(opened.first); }))
+      continue;
     for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i) {
       // Behind the flip, like the tracker's own look. A lane that is in no epoch now sees the flip in its
       // next one; it says that it is open, and for which model, before its first.
@@ -68,7 +79,7 @@ void GpuService::begin_grace(GraceTracker& tracker, const GraceTicket& ticket,
       const std::uint64_t begun = std::atomic_ref(words.begun).load(std::memory_order_seq_cst);
       if (load_word(words.completed) >= begun >> 16) continue;
       if (std::atomic_ref(words.state).load(std::memory_order_acquire) != 1 ||
-          std::atomic_ref(words.model_id).load(std::memory_order_relaxed) != ticket.model.value) {
+          !is_meant(std::atomic_ref(words.model_id).load(std::memory_order_relaxed))) {
         continue;
       }
       grace_lanes_.push_back({session->id().value * MOECACHED_MAX_LANES + i, &words});
@@ -104,11 +115,17 @@ void GpuService::drain_queues() {
 }
 
 void GpuService::queue_done(Pending& pending, bool succeeded) {
+  if (pending.kind == Pending::Kind::kMeasure) {
+    pending.path->state = Path::State::kUnknown;
+    pending.path->measured = pending.measured;
+  }
   Entry* entry = pending.kind == Pending::Kind::kRelease ? nullptr : find_entry(pending.model->id());
   if (entry == nullptr) return;
   switch (pending.kind) {
     case Pending::Kind::kUnpublish: {
-      if (!succeeded) return;
+      // Lanes of a lost reader end with it.
+      if (!succeeded && pending.reader == pending.model) return;
+      if (--*pending.flips_left > 0 || entry->device->lost) return;
       const GraceTicket ticket{pending.model->id(), pending.layer, pending.slot, pending.expert};
       if (test_no_grace_) {
         grace_done_.push_back(ticket);
@@ -126,6 +143,10 @@ void GpuService::queue_done(Pending& pending, bool succeeded) {
       --entry->publishing[pending.layer.value];
       if (succeeded && entry->has_slots) check_all_resident(*entry);
       return;
+    case Pending::Kind::kRepoint:
+      repointed(*entry);
+      return;
+    case Pending::Kind::kMeasure:
     case Pending::Kind::kRelease:
       return;
     case Pending::Kind::kGrow:
@@ -139,6 +160,14 @@ void GpuService::lose(Device& device) {
   if (std::exchange(device.lost, true)) return;
   spdlog::error("gpu {} ({}) is lost: a copy failed. Restart the daemon once it is back",
                 to_string(device.gpu->id()), device.gpu->name());
+  // Nobody reads its slots any more, and none of its lanes holds back the slots of others.
+  for (const auto& [id, entry] : models_) {
+    if (entry->device != &device) continue;
+    for (const auto& [reader_id, reader] : models_) forget_peer(*reader, *entry);
+  }
+  for (const auto& [key, lane] : lanes_) {
+    if (lane->entry->device == &device) grace_.lane_gone(key);
+  }
 }
 
 }  // namespace moecached

@@ -33,6 +33,10 @@ void GpuService::report(std::vector<ModelReport>* models) const {
     out.bytes_uploaded = model.bytes_uploaded;
     out.upload_ns = entry->device->queue->copy_ns();
     out.bytes_in_place = model.bytes_in_place;
+    out.bytes_from_peers = model.bytes_from_peers;
+    for (const Peer& peer : entry->peers) {
+      if (entry->sessions_without_peers == 0) out.peers.push_back(to_string(peer.entry->model->gpu().id()));
+    }
     out.epochs = model.epochs;
     const std::span<const LayerCounters> counters =
         entry->has_slots ? brain_.counters(model.id()) : std::span<const LayerCounters>();
@@ -46,7 +50,8 @@ void GpuService::report(std::vector<ModelReport>* models) const {
       to.slot_bytes = model.expert_bytes(LayerIndex(l));
       // What kernels really read, not what the table said when the log was read.
       to.lookups = model.use[l].lookups;
-      to.hits = model.use[l].hits;
+      to.hits = model.use[l].hits + model.use[l].peer_hits;
+      out.peer_hits += model.use[l].peer_hits;
       to.misses = to.lookups - to.hits;
       if (counters.empty()) continue;
       to.resident = brain_.resident(model.id(), LayerIndex(l));
@@ -89,6 +94,11 @@ void GpuService::findings(std::vector<Finding>* out) const {
     } else {
       out->push_back({"ok", subject, device->gpu->name()});
     }
+    for (const auto& [other, path] : device->paths) {
+      if (path.why_not.empty()) continue;
+      out->push_back({"note", subject,
+                      "reads no slots of " + to_string(other->gpu->id()) + " but RAM: " + path.why_not});
+    }
     if (const std::string why = device->gpu->host_memory_fallback(); !why.empty()) {
       out->push_back(
           {"warning", subject,
@@ -101,10 +111,18 @@ void GpuService::findings(std::vector<Finding>* out) const {
     if (entry->model->load_state() == MOECACHED_LOAD_FAILED)
       out->push_back({"error", subject, "loading it into pinned memory failed; restart its clients"});
     if (!entry->growth_note.empty()) out->push_back({"warning", subject, entry->growth_note});
+    const bool has_peers = std::ranges::any_of(
+        models_, [&](const auto& other) { return may_read(*entry, *other.second); });
+    if (entry->sessions_without_peers > 0 && has_peers) {
+      out->push_back({"note", subject,
+                      "all its processes on this GPU read RAM where they could read slots of other GPUs, since one "
+                      "of them cannot: " +
+                          entry->no_peers_reason});
+    }
     std::uint64_t lookups = 0, hits = 0;
     for (const GpuModel::LayerUse& use : entry->model->use) {
       lookups += use.lookups;
-      hits += use.hits;
+      hits += use.hits + use.peer_hits;
     }
     if (lookups > 100'000 && hits * 2 < lookups) {
       out->push_back(

@@ -185,6 +185,18 @@ Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
     return Fault{FaultCode::kInvalid,
                  "model " + std::to_string(id) + " is being loaded; try again when it is done"};
   }
+  const std::vector<Entry*> readers = readers_of(entry);
+  for (const Entry* reader : readers) {
+    if (reader->model->sessions > 0) {
+      return Fault{FaultCode::kInvalid,
+                   "its slots are read by sessions of model " + std::to_string(reader->model->id().value) +
+                       ", the same model on another GPU; stop them first"};
+    }
+  }
+  for (Entry* reader : readers) {
+    forget_peer(*reader, entry);
+    reader->model->remove_peer_chunks(*entry.model);
+  }
   if (entry.has_slots) brain_.remove_model(entry.model->id());
   grace_.model_gone(entry.model->id());
   growth_grace_.model_gone(entry.model->id());
@@ -207,6 +219,8 @@ bool GpuService::drop_idle_model(std::vector<FileId>* files) {
   const Entry* oldest = nullptr;
   for (const auto& [id, entry] : models_) {
     if (entry->model->sessions > 0 || entry->model->ram().loads_left > 0 || entry->is_growing()) continue;
+    const std::vector<Entry*> readers = readers_of(*entry);
+    if (std::ranges::any_of(readers, [](const Entry* reader) { return reader->model->sessions > 0; })) continue;
     if (oldest == nullptr || entry->model->last_used < oldest->model->last_used) oldest = entry.get();
   }
   if (oldest == nullptr) return false;
@@ -226,23 +240,37 @@ Status GpuService::set_policy(std::span<const ModelId> models, const std::string
   return ok();
 }
 
-void GpuService::open_in_session(Session& session, const std::shared_ptr<GpuModel>& model,
-                                 std::shared_ptr<Memfd> log) {
-  const bool is_new =
-      session.gpu_models.try_emplace(model->id().value, Session::OpenedGpu{model, std::move(log)}).second;
-  if (is_new) ++model->sessions;
+void GpuService::open_in_session(Session& session, Session::OpenedGpu opened) {
+  GpuModel& model = *opened.model;
+  const bool reads_peers = opened.reads_peers;
+  const std::string reason = opened.no_peers_reason;
+  if (!session.gpu_models.try_emplace(model.id().value, std::move(opened)).second) return;
+  ++model.sessions;
+  if (!reads_peers) session_without_peers(*find_entry(model.id()), reason);
 }
 
 void GpuService::release_session(Session& session) {
   for (std::uint32_t i = 0; i < MOECACHED_MAX_LANES; ++i)
     close_lane(session.id().value * MOECACHED_MAX_LANES + i);
-  for (auto& [id, opened] : session.gpu_models) --opened.model->sessions;
+  for (auto& [id, opened] : session.gpu_models) {
+    --opened.model->sessions;
+    if (Entry* entry = find_entry(opened.model->id()); entry != nullptr && !opened.reads_peers)
+      session_without_peers_gone(*entry);
+  }
   session.gpu_models.clear();
   std::erase(sessions_, &session);
   carry_out_commands();
 }
 
 // -------------------------------------------------------------------------------------------------- the loop
+
+bool GpuService::has_stalled_lane(const Entry& entry, std::uint64_t now_ns) const {
+  return std::ranges::any_of(lanes_, [&](const auto& known) {
+    const Lane& lane = *known.second;
+    return lane.entry == &entry && now_ns - lane.begun_since_ns > kGpuStalledAfterNs &&
+           load_word(lane.words->completed) < lane.begun >> 16;
+  });
+}
 
 void GpuService::watch_stalls(std::uint64_t now_ns) {
   std::vector<GraceTicket> stalled;
@@ -295,6 +323,7 @@ void GpuService::turn(std::uint64_t now_ns, std::span<Session* const> sessions) 
     });
     device->budget.advance(now_ns, active || computing);
   }
+  look_for_peers(now_ns);
   for (const auto& [id, entry] : models_) {
     if (wants_growth(*entry, now_ns)) start_growth(*entry, now_ns);
     if (entry->has_slots && !entry->device->lost) promote(*entry, now_ns);

@@ -44,6 +44,10 @@ class GpuService {
 
   // Any thread; the objects live as long as the service. kNotFound: the text names the GPUs there are.
   Result<Gpu*> find_gpu(const GpuId& id) const;
+  // The GPU's place among those whose slots it may read. Any thread.
+  [[nodiscard]] GpuSections place_of(const Gpu& gpu) const;
+  // Memory of each of them, for a client to try to map. Any thread.
+  Result<std::vector<UniqueFd>> share_probes(const GpuId& id) const;
 
   // -- models
   [[nodiscard]] std::shared_ptr<GpuModel> find_model(std::span<const FileIdentity> identity,
@@ -69,7 +73,7 @@ class GpuService {
   Status set_policy(std::span<const ModelId> models, const std::string& spec);
 
   // -- sessions
-  void open_in_session(Session& session, const std::shared_ptr<GpuModel>& model, std::shared_ptr<Memfd> log);
+  void open_in_session(Session& session, Session::OpenedGpu opened);
   void release_session(Session& session);
 
   // -- the loop
@@ -88,6 +92,8 @@ class GpuService {
   struct Entry;
   struct Lane;
   struct Pending;
+  struct Peer;
+  struct Path;
 
   [[nodiscard]] Device& device_of(const GpuModel& model);
   [[nodiscard]] Entry* find_entry(ModelId id);
@@ -111,6 +117,27 @@ class GpuService {
   void start_prewarm(Entry& entry);
   [[nodiscard]] static ModelShape shape_of(const Entry& entry);
   void check_all_resident(Entry& entry);
+  [[nodiscard]] bool may_read(const Entry& reader, const Entry& peer) const;
+  [[nodiscard]] std::vector<Entry*> readers_of(const Entry& peer) const;
+  double peer_rate(Entry& reader, const Entry& peer, std::uint64_t now_ns);
+  void look_for_peers(std::uint64_t now_ns);
+  void map_peer(Entry& reader, Entry& peer);
+  void peer_mapped(Entry& reader, std::size_t index);
+  void tell_brain_of_peers(const Entry& reader);
+  void forget_peer(Entry& reader, const Entry& peer);
+  [[nodiscard]] static std::int32_t best_entry(const Entry& entry, LayerIndex layer, ExpertIndex expert);
+  struct Found {
+    enum class Tier : std::uint8_t { kOwn, kPeer, kRam } tier = Tier::kRam;
+    std::uint32_t expert = GpuModel::kNowhere;  // that a lane used when it reports the slot
+  };
+  [[nodiscard]] static Found find_slot(const Entry& entry, LayerIndex layer, std::int32_t slot);
+  void repoint(Entry& entry, LayerIndex layer, ExpertIndex expert);
+  void repoint_all(Entry& entry);
+  void repointed(Entry& entry);
+  void unpublish(Entry& entry, const Command& command);
+  void session_without_peers(Entry& entry, const std::string& reason);
+  void session_without_peers_gone(Entry& entry);
+  [[nodiscard]] bool has_stalled_lane(const Entry& entry, std::uint64_t now_ns) const;
   void watch_stalls(std::uint64_t now_ns);
   void carry_out_commands();
   void begin_grace(GraceTracker& tracker, const GraceTicket& ticket, std::vector<GraceTicket>* done);

@@ -1,11 +1,13 @@
 // What GpuService remembers, shared by its files: gpu_service.cc (models, sessions, the turn), gpu_lanes.cc
 // (lanes and their logs), gpu_growth.cc (device slots), gpu_promotions.cc (what goes into them),
-// gpu_queues.cc (commands of the brain, work of the GPUs' queues) and gpu_reports.cc. Thread: core loop.
+// gpu_queues.cc (commands of the brain, work of the GPUs' queues), gpu_peers.cc (slots of other GPUs) and
+// gpu_reports.cc. Thread: core loop.
 // Memory: owned by GpuService.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,16 +22,36 @@ inline constexpr std::uint64_t kGpuStalledAfterNs = 1'000'000'000;
 // grace periods.
 inline constexpr std::uint32_t kPromotionsMax = 48;
 
+// What the copy engine moves at 55 GB/s, the fetch kernel reads at 48.
+inline constexpr double kInPlacePerCopyRate = 0.87;
+
 // A word that a client or its GPU writes.
 inline std::uint64_t load_word(std::uint64_t& word) {
   return std::atomic_ref(word).load(std::memory_order_acquire);
 }
+
+struct GpuService::Path {  // by which a GPU reads another's memory
+  enum class State : std::uint8_t { kUnknown, kMeasuring, kUsed, kNotUsed } state = State::kUnknown;
+  std::shared_ptr<Result<double>> measured;  // bytes per second, not looked at yet
+  std::uint64_t not_before_ns = 0;           // after a fault that may pass
+  double rate = 0;
+  std::string why_not;  // kNotUsed
+};
 
 struct GpuService::Device {
   std::unique_ptr<Gpu> gpu;
   std::unique_ptr<GpuQueue> queue;  // made with the first model
   UploadBudget budget{UploadBudget::Options{}};
   bool lost = false;
+  std::map<const Device*, Path> paths;
+};
+
+struct GpuService::Peer {  // whose slots an entry's lanes may read
+  Entry* entry = nullptr;
+  std::uint32_t version = 0;  // of its slots, that are mapped or being mapped
+  double rate = 0;
+  bool is_mapping = false;
+  std::vector<std::uint32_t> n_visible, n_coming;  // of its slots, by layer
 };
 
 struct GpuService::Entry {
@@ -63,6 +85,14 @@ struct GpuService::Entry {
   bool shared_out = false;  // scope global: what the first growth left has been given to those in need
   std::uint64_t first_log_ns = 0, decoded = 0;  // tokens
   bool passed_twice = false;                    // a layer was seen in two epochs: there are no others
+  // -- slots of other GPUs
+  std::vector<Peer> peers;
+  std::uint32_t slots_version = 0;           // grows with n_open
+  std::uint32_t sessions_without_peers = 0;  // that cannot map them: no entry names them meanwhile
+  std::string no_peers_reason;               // of the last of them
+  std::size_t repointing = 0;                // flips under way
+  bool is_withdrawing = false;               // when they are done lanes may begin
+
   std::string policy;
   UseList warm;  // what device slots are to begin with; empty: nothing is known
   PrewarmPlan plan;
@@ -95,12 +125,24 @@ struct GpuService::Growth {  // known when the call has run
 };
 
 struct GpuService::Pending {
-  enum class Kind : std::uint8_t { kUnpublish, kPublish, kCopy, kGrow, kRelease } kind = Kind::kPublish;
-  std::shared_ptr<GpuModel> model;  // kept alive: copies write into it
+  enum class Kind : std::uint8_t {
+    kUnpublish,
+    kPublish,
+    kRepoint,
+    kCopy,
+    kGrow,
+    kRelease,
+    kMeasure
+  } kind = Kind::kPublish;
+  std::shared_ptr<GpuModel> model;   // kept alive: copies write into it
+  std::shared_ptr<GpuModel> reader;  // kUnpublish: whose table is flipped
   LayerIndex layer;
   ExpertIndex expert;
   SlotIndex slot;
+  std::shared_ptr<std::size_t> flips_left;  // kUnpublish: of all tables
   std::shared_ptr<Growth> growth;
+  Path* path = nullptr;  // kMeasure; as long-lived as the service
+  std::shared_ptr<Result<double>> measured;
 };
 
 }  // namespace moecached

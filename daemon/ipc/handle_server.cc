@@ -211,6 +211,8 @@ bool HandleServer::serve(Connection& connection) {
       return open_gpu_model(connection, message, std::move(packet->fds));
     case MOECACHED_HANDLE_GPU_FETCH:
       return fetch(connection, message, packet->fds.size());
+    case MOECACHED_HANDLE_GPU_PROBE:
+      return probe(connection, message, packet->fds.size());
     default:
       return send_error(connection.socket.get(), MOECACHED_ERROR_MESSAGE,
                         "unknown message type " + std::to_string(header.type));
@@ -317,7 +319,9 @@ bool HandleServer::open_gpu_model(Connection& connection, std::span<const std::b
                              .session = connection.session->id(),
                              .shards = std::move(fds),
                              .name = text_of(open.name),
-                             .gpu = {}};
+                             .gpu = {},
+                             .reads_peers = (open.flags & MOECACHED_GPU_OPEN_PEERS) != 0,
+                             .no_peers_reason = text_of(open.no_peers_reason)};
   std::ranges::copy(open.uuid, request.gpu.uuid.begin());
   // Answered by gpu_opened; until then nothing more is read from this client.
   epoll_.remove(socket);
@@ -356,6 +360,27 @@ void HandleServer::gpu_opened(GpuOpener::Done& done) {
   }
   spdlog::info("model opened session={} model={} name={} gpu={}", connection.session->id().value,
                reply.model_id, done.name, to_string(done.gpu));
+}
+
+bool HandleServer::probe(Connection& connection, std::span<const std::byte> message, std::size_t n_fds) {
+  const int socket = connection.socket.get();
+  moecached_handle_gpu_probe request{};
+  if (!connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "say hello first");
+  if (message.size() != sizeof request || n_fds != 0)
+    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed gpu-probe");
+  std::memcpy(&request, message.data(), sizeof request);
+  GpuId gpu;
+  std::ranges::copy(request.uuid, gpu.uuid.begin());
+  auto shared = core_.gpu().share_probes(gpu);
+  if (!shared) {
+    send_error(socket, code_of(shared.error()), shared.error().text);
+    return true;
+  }
+  std::vector<int> handles;
+  for (const UniqueFd& fd : *shared) handles.push_back(fd.get());
+  moecached_handle_gpu_probed reply{};
+  reply.header = header_of(MOECACHED_HANDLE_GPU_PROBED, sizeof reply, handles.size());
+  return delivered(send_packet(socket, std::as_bytes(std::span(&reply, 1)), handles));
 }
 
 bool HandleServer::fetch(Connection& connection, std::span<const std::byte> message, std::size_t n_fds) {

@@ -48,6 +48,7 @@ class HandleServer {
   bool open_model(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
   bool open_gpu_model(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
   void gpu_opened(GpuOpener::Done& done);
+  bool probe(Connection& connection, std::span<const std::byte> message, std::size_t n_fds);
   bool fetch(Connection& connection, std::span<const std::byte> message, std::size_t n_fds);
   void close(int fd);
 

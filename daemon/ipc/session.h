@@ -55,6 +55,8 @@ class Session {
   struct OpenedGpu {
     std::shared_ptr<GpuModel> model;
     std::shared_ptr<Memfd> log;
+    bool reads_peers = false;  // it can map other GPUs' memory
+    std::string no_peers_reason;
   };
   // Core loop only.
   std::map<std::uint32_t, Opened> models;

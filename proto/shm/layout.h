@@ -19,8 +19,9 @@
 //                   always valid ("covered": VRAM and RAM hold every expert)
 //   windows         one range of addresses per part: device slots, then host slots, dense like the tensor in the file
 //                     0                    device_bytes
-//                     | slot 0 .. D-1 | free |gap| slot host_first + e: expert e in pinned RAM |
-//                   slot s at s * expert_bytes; device_bytes is a multiple of `granularity`, and host_first * expert_bytes
+//                     | device slots of GPU 0 |gap| of GPU 1 |gap| ... | slot host_first + e: expert e in pinned RAM |
+//                   slot s at s * expert_bytes; the GPU's own from device_first on, the others are those of its peers, GPUs whose
+//                   memory its kernels can read, and name the same memory in the windows of all of them; device_bytes is a multiple of `granularity`, and host_first * expert_bytes
 //                   >= device_bytes for every part of the layer. Host memory is mapped from device_bytes on. Device memory comes in
 //                   chunks, listed in the segment; a client maps the chunks below `n_chunks` before it begins an epoch.
 //   log segment     read-write in ONE client: lane i owns bytes [i * log_bytes_per_lane, ...), a ring of log_entries entries;
@@ -67,7 +68,7 @@ extern "C" {
 #endif
 
 enum {
-  MOECACHED_SHM_VERSION = 3,      // of this file; the two sides must be equal
+  MOECACHED_SHM_VERSION = 4,      // of this file; the two sides must be equal
   MOECACHED_MAX_LANES = 16,       // per session
   MOECACHED_RING_RECORDS = 2048,  // per lane, a power of two
   MOECACHED_RECORD_IDS = 20,      // expert ids in one record; longer lists continue in the next one
@@ -156,9 +157,13 @@ struct moecached_shm_window {
   uint64_t host_bytes;    // of the host memory behind it
 };
 
+enum moecached_chunk_flags {
+  MOECACHED_CHUNK_PEER = 1,  // memory of another GPU; a client that did not say MOECACHED_GPU_OPEN_PEERS leaves it unmapped
+};
+
 struct moecached_shm_chunk {
   uint32_t part;          // index into the parts array
-  uint32_t reserved0;
+  uint32_t flags;         // moecached_chunk_flags
   uint64_t offset;        // bytes from the start of the window
   uint64_t bytes;
 };
@@ -181,14 +186,17 @@ struct moecached_shm_layer {
   uint32_t n_parts;
   uint32_t first_part;     // index into the parts array
   uint32_t slot_class;     // layers of equal part types and sizes share it
-  uint32_t n_slots;        // slot ids are 0..n_slots-1; <= n_experts
+  uint32_t n_slots;        // slot ids are 0..n_slots-1, on a GPU from device_first on; <= n_experts
   uint32_t table_first;    // first entry of this layer in the slot table
   uint32_t host_first;     // on a GPU: slot of expert 0 in host memory
   uint64_t window_offset;  // in the pool segment, a multiple of 4096
   uint64_t window_bytes;   // a multiple of 4096, >= n_slots * slot_stride
   uint64_t slot_stride;    // bytes of one record; on a GPU 0, as are window_offset and window_bytes
   uint32_t shape;          // on a GPU: moecached_gpu_shape; written by the daemon while clients look
-  uint32_t n_slots_open;   // resident records this layer can hold now, 1..n_slots; on a GPU 0. Written by the daemon while clients look: a hint
+  union {
+    uint32_t n_slots_open;  // in RAM: resident records this layer can hold now, 1..n_slots. Written by the daemon while clients look: a hint
+    uint32_t device_first;  // on a GPU: the first of its own n_slots device slots; others below host_first are those of its peers
+  };
 };
 MOECACHED_STATIC_ASSERT(sizeof(struct moecached_shm_layer) == 64, "layer");
 
@@ -303,6 +311,8 @@ enum moecached_handle_type {
   MOECACHED_HANDLE_GPU_OPENED = 7,    // daemon -> client, fds: [model segment, log segment, table memory]
   MOECACHED_HANDLE_GPU_FETCH = 8,     // client -> daemon: memory of a model on a GPU
   MOECACHED_HANDLE_GPU_FETCHED = 9,   // daemon -> client, fds: handles first .. first + n_fds - 1
+  MOECACHED_HANDLE_GPU_PROBE = 10,    // client -> daemon: memory to try out whether this process can map that of other GPUs
+  MOECACHED_HANDLE_GPU_PROBED = 11,   // daemon -> client, fds: MOECACHED_PROBE_BYTES of device memory on each of them
 };
 
 struct moecached_handle_header {
@@ -341,10 +351,28 @@ struct moecached_handle_model_opened {
   uint64_t stream_bytes;
 };
 
+struct moecached_handle_gpu_probe {
+  struct moecached_handle_header header;
+  uint8_t uuid[MOECACHED_UUID_BYTES];  // of the GPU that is to read the others' memory
+};
+
+enum { MOECACHED_PROBE_BYTES = 2 << 20 };
+
+struct moecached_handle_gpu_probed {
+  struct moecached_handle_header header;
+};
+
+enum moecached_gpu_open_flags {
+  MOECACHED_GPU_OPEN_PEERS = 1,  // the client mapped all that GPU_PROBE gave: entries may name slots of other GPUs
+};
+
 struct moecached_handle_gpu_open {
   struct moecached_handle_header header;
   char name[256];        // zero-terminated, for people
   uint8_t uuid[MOECACHED_UUID_BYTES];
+  uint32_t flags;        // moecached_gpu_open_flags
+  uint32_t reserved0;
+  char no_peers_reason[128];  // zero-terminated, for people: why MOECACHED_GPU_OPEN_PEERS is not set
 };
 
 struct moecached_handle_gpu_opened {

@@ -160,6 +160,11 @@ moecached_shm_lane FakeDaemon::lane_words(std::uint32_t index) {
   return copy;
 }
 
+moecached_handle_gpu_open FakeDaemon::gpu_open_seen() {
+  const std::lock_guard lock(mutex_);
+  return gpu_open_;
+}
+
 std::string FakeDaemon::label() {
   const std::lock_guard lock(mutex_);
   return label_;
@@ -227,8 +232,14 @@ void FakeDaemon::serve_socket() {
     welcome_client(connection_.get(), fds.empty() ? -1 : fds[0].get());
   } else if (packet.type == MOECACHED_HANDLE_MODEL_OPEN) {
     open_model(connection_.get(), fds);
+  } else if (packet.type == MOECACHED_HANDLE_GPU_PROBE) {
+    const int probe = gpu_ == nullptr ? -1 : gpu_->options().probe_fd;
+    moecached_handle_gpu_probed message{};
+    message.header = frame(MOECACHED_HANDLE_GPU_PROBED, sizeof message, probe < 0 ? 0u : 1u);
+    send_packet(connection_.get(), &message, sizeof message, probe < 0 ? std::vector<int>{} : std::vector{probe});
   } else if (packet.type == MOECACHED_HANDLE_GPU_OPEN) {
-    open_gpu_model(connection_.get(), packet.as<moecached_handle_gpu_open>());
+    gpu_open_ = packet.as<moecached_handle_gpu_open>();
+    open_gpu_model(connection_.get(), gpu_open_);
   } else if (packet.type == MOECACHED_HANDLE_GPU_FETCH && gpu_ != nullptr) {
     fetch(connection_.get(), packet.as<moecached_handle_gpu_fetch>());
   } else {

@@ -98,6 +98,7 @@ class FakeDaemon {
   void wait_for_open_lanes(std::uint32_t n);
 
   [[nodiscard]] FakeGpu& gpu() { return *gpu_; }
+  [[nodiscard]] moecached_handle_gpu_open gpu_open_seen();  // the last one
   // Says that the log of a lane on the GPU was drained up to this epoch.
   void set_tail(std::uint32_t lane, std::uint64_t epoch);
 
@@ -158,6 +159,7 @@ class FakeDaemon {
   std::deque<SeenMessage> pending_;
   std::vector<SeenMessage> seen_;
   std::string label_;
+  moecached_handle_gpu_open gpu_open_{};
   bool pidfd_ok_ = false;
   std::uint64_t uses_ = 0;
   std::uint64_t evictions_ = 0;

@@ -35,6 +35,7 @@ struct FakeGpuOptions {
   std::uint32_t load_state = MOECACHED_COVERED;
   std::uint32_t log_entries = 8;
   std::uint32_t fetch_max = 4;       // descriptors in one reply, to make the client come again
+  int probe_fd = -1;                 // memory of another GPU, borrowed; -1: there is none
   bool dies_on_chunk_fetch = false;  // the next one after the model was opened
   std::function<void(GpuSegmentView)> spoil = nullptr;
   std::function<void(moecached_handle_gpu_opened&)> spoil_opened = nullptr;

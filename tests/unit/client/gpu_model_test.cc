@@ -1,4 +1,8 @@
 // A model on a GPU is opened: windows, table, infos, refusals, and everything given back at the end.
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "tests/unit/client/gpu_fixture.h"
 
 namespace moecached::client::test {
@@ -30,6 +34,33 @@ TEST_F(GpuModelTest, HostMemoryMayBeAMemfdBehindTheDevicesPart) {
   daemon_->gpu().set_entry(2, 11, 5);
   EXPECT_TRUE(holds_all());
   run_epoch(lane_);
+}
+
+// Memory of a second GPU, as the soft driver makes it.
+UniqueFd memory_elsewhere() {
+  UniqueFd memory(::memfd_create("soft-cuda-device-1", MFD_CLOEXEC));
+  EXPECT_EQ(::ftruncate(memory.get(), MOECACHED_PROBE_BYTES), 0);
+  return memory;
+}
+
+TEST_F(GpuModelTest, TheDaemonIsToldWhetherMemoryOfOtherGpusCanBeMapped) {
+  const UniqueFd probe = memory_elsewhere();
+  FakeGpuOptions options;
+  options.probe_fd = probe.get();
+  open_all(options);
+  EXPECT_EQ(daemon_->gpu_open_seen().flags, std::uint32_t{MOECACHED_GPU_OPEN_PEERS});
+  close_all();
+  ::setenv("SOFT_CUDA_NO_PEERS", "1", 1);
+  open_all(options);
+  ::unsetenv("SOFT_CUDA_NO_PEERS");
+  EXPECT_EQ(daemon_->gpu_open_seen().flags, 0u);
+  EXPECT_STRNE(daemon_->gpu_open_seen().no_peers_reason, "");
+  close_all();
+  ::setenv("MOECACHED_PEERS", "0", 1);
+  open_all(options);
+  ::unsetenv("MOECACHED_PEERS");
+  EXPECT_EQ(daemon_->gpu_open_seen().flags, 0u);
+  EXPECT_STREQ(daemon_->gpu_open_seen().no_peers_reason, "MOECACHED_PEERS is 0");
 }
 
 TEST_F(GpuModelTest, PartsAreFoundByName) {

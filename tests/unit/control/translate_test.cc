@@ -86,6 +86,9 @@ ModelReport model_report(std::uint32_t id) {
           .bytes_uploaded = 10,
           .upload_ns = 11,
           .bytes_in_place = 12,
+          .peers = std::vector<std::string>(1, "GPU-1"),
+          .peer_hits = 14,
+          .bytes_from_peers = 15,
           .epochs = 13,
           .layers = {kLayer, kLayer},
           .left_out = {{"t", "r"}}};

@@ -80,6 +80,12 @@ TEST(Render, AModelOnAGpuSaysWhereItIsAndWhatWentOverTheLink) {
   stats.mutable_total()->set_bytes_in_place(7u << 20);
   EXPECT_THAT(render(stats, nullptr),
               HasSubstr("3.00 MiB of VRAM for slots, 5.00 MiB uploaded, 7.00 MiB read in place"));
+  EXPECT_THAT(render(stats, nullptr), Not(HasSubstr("other GPUs")));
+  model.add_peers("GPU-76543210-89ab-cdef-0123-456789abcdef");
+  EXPECT_THAT(render(models, false), HasSubstr("reads slots of GPU-76543210-89ab-cdef-0123-456789abcdef"));
+  stats.mutable_total()->set_peer_hits(11);
+  stats.mutable_total()->set_bytes_from_peers(2u << 20);
+  EXPECT_THAT(render(stats, nullptr), HasSubstr("2.00 MiB read on other GPUs (11 of the hits)"));
 }
 
 TEST(Render, SaysWhatPrefetchingBroughtWhereThereIsAny) {

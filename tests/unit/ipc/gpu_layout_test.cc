@@ -11,6 +11,8 @@ namespace {
 constexpr std::uint64_t kGranularity = 2u << 20;
 constexpr std::uint64_t kReadPast = 4096;  // as kernels read past the last row of an expert
 
+constexpr GpuSections kAlone{.own = 0, .n = 1};
+
 using Slots = std::vector<std::uint32_t>;
 
 LayerLayout layer_of(std::uint32_t n_experts, std::initializer_list<std::uint64_t> expert_bytes) {
@@ -41,7 +43,7 @@ std::vector<LayerLayout> odd_layers() {
 std::vector<GpuLayerPlan> plans_of(const ModelLayout& layout) {
   std::vector<GpuLayerPlan> plans;
   for (const LayerLayout& layer : layout.layers)
-    plans.push_back(plan_gpu_layer(layer, layer.n_experts, kGranularity));
+    plans.push_back(plan_gpu_layer(layer, layer.n_experts, kAlone, kGranularity));
   return plans;
 }
 
@@ -61,7 +63,7 @@ void for_each_plan(Check check) {
     for (std::uint32_t n_device : {0u, 1u, layer.n_experts / 2, layer.n_experts}) {
       SCOPED_TRACE(std::to_string(layer.n_experts) + " experts, " + std::to_string(n_device) +
                    " device slots");
-      const GpuLayerPlan plan = plan_gpu_layer(layer, n_device, kGranularity);
+      const GpuLayerPlan plan = plan_gpu_layer(layer, n_device, kAlone, kGranularity);
       ASSERT_EQ(plan.parts.size(), layer.parts.size());
       check(layer, plan);
     }
@@ -111,7 +113,7 @@ TEST(PlanGpuLayer, HostMemoryHoldsEveryExpertAndWhatIsReadPastTheLast) {
 }
 
 TEST(PlanGpuLayer, WithoutDeviceSlotsAWindowIsHostMemoryFromItsBeginning) {
-  const GpuLayerPlan plan = plan_gpu_layer(layer_of(4, {1 << 20, 64}), 0, kGranularity);
+  const GpuLayerPlan plan = plan_gpu_layer(layer_of(4, {1 << 20, 64}), 0, kAlone, kGranularity);
   EXPECT_EQ(plan.host_first, 0u);
   EXPECT_EQ(plan.parts[0].device_bytes, 0u);
   EXPECT_EQ(plan.parts[0].host_bytes, 6u << 20);  // 4 MiB, and what is read past them
@@ -120,7 +122,7 @@ TEST(PlanGpuLayer, WithoutDeviceSlotsAWindowIsHostMemoryFromItsBeginning) {
 
 TEST(PlanGpuLayer, TheSmallestPartDecidesWhereAllHostSlotsBegin) {
   // 4 slots of 1 MiB fill 2 granules; 4 of 64 bytes a granule, which has room for 32768.
-  const GpuLayerPlan plan = plan_gpu_layer(layer_of(4, {1 << 20, 64}), 4, kGranularity);
+  const GpuLayerPlan plan = plan_gpu_layer(layer_of(4, {1 << 20, 64}), 4, kAlone, kGranularity);
   EXPECT_EQ(plan.n_device_max, 4u);
   EXPECT_EQ(plan.host_first, kGranularity / 64);
   EXPECT_EQ(plan.parts[0].device_bytes, std::uint64_t{32768} << 20) << "the gap is addresses";
@@ -128,14 +130,54 @@ TEST(PlanGpuLayer, TheSmallestPartDecidesWhereAllHostSlotsBegin) {
   EXPECT_EQ(plan.parts[0].host_bytes, (4u << 20) + kGranularity) << "and not pinned memory";
 }
 
+TEST(PlanGpuLayer, SectionsLieAtTheSamePlaceForAllWhoseTheyAreAndDoNotTouch) {
+  for (const LayerLayout& layer : odd_layers()) {
+    for (const std::uint32_t n_sections : {2u, 4u, 8u}) {
+      const std::uint32_t n_device = (layer.n_experts + 1) / 2;
+      const GpuLayerPlan first = plan_gpu_layer(layer, n_device, {.own = 0, .n = n_sections}, kGranularity);
+      ASSERT_EQ(first.first.size(), n_sections);
+      EXPECT_EQ(first.first[0], 0u);
+      for (std::uint32_t own = 0; own < n_sections; ++own) {
+        SCOPED_TRACE(std::to_string(layer.n_experts) + " experts, section " + std::to_string(own));
+        const GpuLayerPlan plan = plan_gpu_layer(layer, n_device, {.own = own, .n = n_sections}, kGranularity);
+        EXPECT_EQ(plan.first, first.first);
+        EXPECT_EQ(plan.host_first, first.host_first);
+        for (std::size_t p = 0; p < layer.parts.size(); ++p) {
+          const PartLayout& part = layer.parts[p];
+          const std::uint64_t begin = plan.parts[p].begin[own];
+          const std::uint64_t backed = gpu_part_bytes(plan, p, part, n_device, kGranularity);
+          EXPECT_EQ(plan.parts[p].begin, first.parts[p].begin);
+          EXPECT_EQ(begin % kGranularity, 0u);
+          EXPECT_LE(begin, plan.own_first() * part.expert_bytes);
+          const std::uint64_t slots_end = (std::uint64_t{plan.own_first()} + n_device) * part.expert_bytes;
+          const bool is_last = own + 1 == n_sections;
+          EXPECT_GE(begin + backed, slots_end + (is_last ? 0 : kReadPast)) << "nothing need be behind it";
+          EXPECT_LE(begin + backed, is_last ? plan.parts[p].device_bytes : plan.parts[p].begin[own + 1]);
+        }
+      }
+    }
+  }
+}
+
+TEST(GpuSections, AreFewerWhereWindowsWouldHaveTooManySlots) {
+  const auto fit = [](std::uint32_t n_experts, std::uint32_t room, std::uint32_t n_gpus) {
+    return gpu_sections_that_fit(model_of({layer_of(n_experts, {kGranularity})}), {room}, n_gpus, kGranularity);
+  };
+  EXPECT_EQ(fit(256, 64, 8), 8u);
+  EXPECT_EQ(fit(256, 256, 8), 3u) << "a slot for every expert on each of them";
+  EXPECT_EQ(fit(256, 256, 2), 2u);
+  EXPECT_EQ(fit(32, 32, 8), 8u) << "few slots are not counted";
+  EXPECT_EQ(fit(32, 0, 1), 1u);
+}
+
 TEST(GpuPartBytes, BacksTheSlotsAndWhatIsReadPastThemButNeverMoreThanThereAreAddresses) {
   for_each_plan([](const LayerLayout& layer, const GpuLayerPlan& plan) {
     for (std::size_t p = 0; p < plan.parts.size(); ++p) {
       const PartLayout& part = layer.parts[p];
-      EXPECT_EQ(gpu_part_bytes(plan.parts[p], part, 0, kGranularity), 0u);
+      EXPECT_EQ(gpu_part_bytes(plan, p, part, 0, kGranularity), 0u);
       std::uint64_t before = 0;
       for (std::uint32_t n = 1; n <= plan.n_device_max; ++n) {
-        const std::uint64_t bytes = gpu_part_bytes(plan.parts[p], part, n, kGranularity);
+        const std::uint64_t bytes = gpu_part_bytes(plan, p, part, n, kGranularity);
         ASSERT_EQ(bytes % kGranularity, 0u);
         ASSERT_GE(bytes, n * part.expert_bytes);
         ASSERT_LE(bytes, plan.parts[p].device_bytes);
@@ -154,9 +196,9 @@ TEST(GpuPartBytes, BacksTheSlotsAndWhatIsReadPastThemButNeverMoreThanThereAreAdd
 
 TEST(GpuPartBytes, ASlotThatEndsAtAGranuleTakesTheNextOneForWhatIsReadPastIt) {
   const LayerLayout layer = layer_of(4, {1 << 20});
-  const GpuLayerPlan plan = plan_gpu_layer(layer, 4, kGranularity);
+  const GpuLayerPlan plan = plan_gpu_layer(layer, 4, kAlone, kGranularity);
   const auto bytes = [&](std::uint32_t n) {
-    return gpu_part_bytes(plan.parts[0], layer.parts[0], n, kGranularity);
+    return gpu_part_bytes(plan, 0, layer.parts[0], n, kGranularity);
   };
   EXPECT_EQ(bytes(1), kGranularity);
   EXPECT_EQ(bytes(2), 2 * kGranularity);

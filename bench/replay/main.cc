@@ -32,6 +32,7 @@ struct Options {
   std::uint64_t memory_mib = 4096;
   std::uint64_t expert_bytes = 0;
   bool layers = false, no_belady = false, prefetch = false;
+  double peers = 0;
   std::vector<SlotScope> scopes;
 };
 
@@ -79,6 +80,14 @@ Status run_size(const Trace& trace, std::span<const Turn> order, const std::vect
       report->runs.push_back({policy, slots, options.n_processes, private_pools, *std::move(result), scope});
     }
   }
+  if (options.peers > 0 && !private_pools) {
+    for (const std::string& policy : policies) {
+      Result<PeerResult> result = replay_peers(
+          trace, order, {.policy = policy, .n_slots = slots.n_slots, .n_lanes = options.n_processes}, options.peers);
+      if (!result) return std::move(result).error().with_context(policy + ", " + slots.label);
+      report->peers.push_back({policy, slots, options.n_processes, *std::move(result)});
+    }
+  }
   if (options.no_belady) return ok();
   Yardstick best{slots, options.n_processes, private_pools, {}, {}};
   BeladyOptions oracle{
@@ -96,6 +105,8 @@ int run(const Options& options) {
         kExitUsage,
         "--prefetch needs --mode pool: on a GPU routing arrives a whole token late, and nobody waits");
   }
+  if (options.peers > 0 && options.mode != "covered")
+    return fail(kExitUsage, "--peers needs --mode covered: only GPUs read each other's slots");
   Result<Trace> trace = Trace::read(options.trace, {.bytes = options.memory_mib << 20});
   if (!trace) return fail(kExitFailed, trace.error().text);
   const std::string wanted = !options.slots.empty() ? options.slots
@@ -181,6 +192,11 @@ int parse_and_run(int argc, char** argv) {
   app.add_option("--expert-bytes", options.expert_bytes, "size of an expert, for link figures in bytes")
       ->type_name("BYTES");
   app.add_flag("--prefetch", options.prefetch, "load what decode is likely to use next, as pool.prefetch");
+  app.add_option("--peers", options.peers,
+                 "also: the processes of --interleave on a GPU each, with slots of this size each, that read each "
+                 "other's; COST of that, of a read from RAM (0.125 over NVLink)")
+      ->check(CLI::Range(0.001, 1.0))
+      ->type_name("COST");
   app.add_flag("--no-belady", options.no_belady, "leave the yardsticks out");
   app.add_option("--memory", options.memory_mib, "the most a trace may take (4096)")
       ->type_name("MIB")

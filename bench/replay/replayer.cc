@@ -3,6 +3,7 @@
 #include <ctime>
 #include <memory>
 
+#include "bench/replay/peer_pools.h"
 #include "daemon/base/check.h"
 
 namespace moecached::replay {
@@ -122,6 +123,37 @@ Result<ReplayResult> replay(const Trace& trace, std::span<const Turn> order, con
   for (const Turn& turn : order) replayer.turn(turn);
   ReplayResult result = replayer.finish();
   result.seconds = static_cast<double>(std::clock() - started) / CLOCKS_PER_SEC;
+  return result;
+}
+
+Result<PeerResult> replay_peers(const Trace& trace, std::span<const Turn> order, const ReplayOptions& options,
+                                double cost) {
+  ModelShape shape;
+  shape.policy = options.policy;
+  shape.n_expert_used = trace.header().n_used;
+  for (const std::uint32_t n : options.n_slots)
+    shape.layers.push_back({.n_experts = trace.header().n_experts, .n_slots = n});
+  auto pools = PeerPools::create(shape, options.n_lanes, cost);
+  if (!pools) return std::move(pools).error();
+  PeerResult result;
+  std::vector<ExpertIndex> experts;
+  for (const Turn& turn : order) {
+    const Phase phase = trace.row(turn.row).is_decode ? Phase::kDecode : Phase::kPrompt;
+    ++result.total.rows;
+    for (std::uint32_t layer = 0; layer < trace.header().n_layers; ++layer) {
+      const std::span<const std::uint16_t> event = trace.event(turn.row, layer);
+      if (event.empty()) continue;
+      experts.clear();
+      for (const std::uint16_t id : event) experts.emplace_back(id);
+      const PeerPools::Outcome outcome = (*pools)->event(turn.lane, LayerIndex(layer), experts, phase);
+      result.total.lookups += event.size();
+      result.total.hits += outcome.own_hits + outcome.peer_hits;
+      result.total.insertions += outcome.insertions;
+      result.peer_hits += outcome.peer_hits;
+    }
+  }
+  result.copies = (*pools)->copies();
+  for (const std::uint32_t n : options.n_slots) result.n_slots += std::uint64_t{n} * options.n_lanes;
   return result;
 }
 

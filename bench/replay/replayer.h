@@ -53,4 +53,15 @@ struct ReplayResult {
 [[nodiscard]] Result<ReplayResult> replay(const Trace& trace, std::span<const Turn> order,
                                           const ReplayOptions& options);
 
+// One process on each of n_lanes GPUs that read each other's slots (peer_pools.h); n_slots are each GPU's.
+struct PeerResult {
+  Tally total;                 // hits: on any GPU
+  std::uint64_t peer_hits = 0;  // of those, on another than the process's own
+  std::uint64_t copies = 0;     // experts in slots at the end that another GPU has as well
+  std::uint64_t n_slots = 0;    // of all GPUs and layers
+};
+// `cost` of a use that a peer's slot serves, of one that is read from RAM.
+[[nodiscard]] Result<PeerResult> replay_peers(const Trace& trace, std::span<const Turn> order,
+                                              const ReplayOptions& options, double cost);
+
 }  // namespace moecached::replay

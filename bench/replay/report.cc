@@ -202,6 +202,22 @@ std::string to_table(const Report& report) {
     for (const std::string& line : advice(report)) out += "\nadvice: " + line;
     if (out.back() != '\n') out += '\n';
   }
+  if (!report.peers.empty()) {
+    rows = {{"policy", "slots/GPU", "GPUs", "hits on any %", "own %", "peer %", "copies %", "uploads/access", link}};
+    for (const PeerRun& run : report.peers) {
+      const Tally& total = run.result.total;
+      const double per_access = share(link_experts(total, Mode::kCovered), total.lookups);
+      rows.push_back({run.policy, run.slots.label, std::to_string(run.n_gpus), fixed(100 * hits(total), 2),
+                      fixed(100 * share(total.hits - run.result.peer_hits, total.lookups), 2),
+                      fixed(100 * share(run.result.peer_hits, total.lookups), 2),
+                      fixed(100 * share(run.result.copies, run.result.n_slots), 1),
+                      fixed(share(total.insertions, total.lookups), 4),
+                      report.expert_bytes > 0
+                          ? fixed(per_access * static_cast<double>(report.expert_bytes) / 1024, 1)
+                          : fixed(per_access, 4)});
+    }
+    out += "\na process on each GPU, which read each other's slots\n" + align(rows);
+  }
   for (const std::string& note : report.notes) out += "note: " + note + "\n";
   return out;
 }
@@ -271,6 +287,15 @@ ordered_json to_json(const Report& report) {
                               {"private", each.private_pools},
                               {"mandatory", tally_json(each.belady, report)},
                               {"bypass", tally_json(each.bypass, report)}});
+  }
+  for (const PeerRun& run : report.peers) {
+    json["peers"].push_back({{"policy", run.policy},
+                             {"slots", run.slots.label},
+                             {"gpus", run.n_gpus},
+                             {"total", tally_json(run.result.total, report)},
+                             {"peer_hits", run.result.peer_hits},
+                             {"copies", run.result.copies},
+                             {"n_slots", run.result.n_slots}});
   }
   if (!report.use.empty()) {
     for (const LayerUse& use : report.use) {

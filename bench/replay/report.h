@@ -30,6 +30,14 @@ struct Yardstick {
   Tally belady, bypass;
 };
 
+// One policy on GPUs that read each other's slots.
+struct PeerRun {
+  std::string policy;
+  SlotChoice slots;  // of each GPU
+  std::uint32_t n_gpus = 1;
+  PeerResult result;
+};
+
 struct Report {
   TraceHeader header;
   std::string path;
@@ -40,6 +48,7 @@ struct Report {
   std::uint64_t expert_bytes = 0;  // 0: not known, link figures are in experts
   std::vector<Run> runs;
   std::vector<Yardstick> yardsticks;
+  std::vector<PeerRun> peers;      // only when they were asked for
   std::vector<LayerUse> use;       // only when layers were asked for
   std::vector<std::string> notes;  // what could not be run, and why
   [[nodiscard]] const Yardstick* yardstick_of(const Run& run) const;

@@ -275,5 +275,37 @@ TEST(Interleave, DealsSequencesAndTakesTurns) {
   EXPECT_THAT(too_many.error().text, HasSubstr("4 sequence(s)"));
 }
 
+TEST(ReplayPeers, OneGpuCountsAsTheReplayOfItsPool) {
+  const Trace trace = make_trace({.n_layers = 2, .n_experts = 16, .k = 3, .n_rows = 600, .seed = 3});
+  const auto order = interleave(trace, 1);
+  ASSERT_TRUE(order);
+  const ReplayOptions options{.mode = Mode::kCovered, .policy = "ewma", .n_slots = {5, 5}};
+  const auto pool = replay(trace, *order, options);
+  const auto peers = replay_peers(trace, *order, options, 0.125);
+  ASSERT_TRUE(pool && peers);
+  EXPECT_EQ(peers->total.lookups, pool->total().lookups);
+  EXPECT_EQ(peers->total.hits, pool->total().hits);
+  EXPECT_EQ(peers->total.insertions, pool->total().insertions);
+  EXPECT_EQ(peers->peer_hits + peers->copies, 0u);
+}
+
+TEST(ReplayPeers, MoreGpusHoldMoreExpertsAndAPeerThatIsAsSlowAsRamIsWorthNoCopyLess) {
+  const Trace trace =
+      make_trace({.n_layers = 2, .n_experts = 32, .k = 4, .n_rows = 4000, .n_sequences = 8, .seed = 4});
+  double before = 0;
+  for (const std::uint32_t n_gpus : {1u, 2u, 4u, 8u}) {
+    const auto order = interleave(trace, n_gpus);
+    ASSERT_TRUE(order) << order.error().text;
+    const auto result = replay_peers(
+        trace, *order, {.mode = Mode::kCovered, .policy = "ewma", .n_slots = {4, 4}, .n_lanes = n_gpus}, 0.125);
+    ASSERT_TRUE(result) << result.error().text;
+    const double hits = static_cast<double>(result->total.hits) / static_cast<double>(result->total.lookups);
+    EXPECT_GT(hits, before + 0.05) << n_gpus << " GPUs";
+    EXPECT_EQ(result->n_slots, 8u * n_gpus);
+    EXPECT_LE(result->copies, result->n_slots);
+    before = hits;
+  }
+}
+
 }  // namespace
 }  // namespace moecached::replay

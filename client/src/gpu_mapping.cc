@@ -106,7 +106,11 @@ moecached_status GpuMapping::probe_peers(Connection& connection, const GpuUuid& 
     return MOECACHED_OK;
   }
   std::vector<UniqueFd> probes;
-  if (const auto status = connection.gpu_probe(uuid, &probes)) return status;
+  if (const auto status = connection.gpu_probe(uuid, &probes)) {
+    if (status != MOECACHED_E_REFUSED) return status;
+    *why_not = last_error();  // what else is wrong, opening says
+    return MOECACHED_OK;
+  }
   const ScopedContext current(*context_);
   if (const auto status = current.status()) return status;
   Range range;

@@ -157,7 +157,7 @@ void GpuService::queue_done(Pending& pending, bool succeeded) {
 
 // The sessions of a lost GPU lose it as well; nothing more is tried there, everything else goes on.
 void GpuService::lose(Device& device) {
-  if (std::exchange(device.lost, true)) return;
+  if (device.lost.exchange(true)) return;
   spdlog::error("gpu {} ({}) is lost: a copy failed. Restart the daemon once it is back",
                 to_string(device.gpu->id()), device.gpu->name());
   // Nobody reads its slots any more, and none of its lanes holds back the slots of others.

@@ -42,7 +42,7 @@ struct GpuService::Device {
   std::unique_ptr<Gpu> gpu;
   std::unique_ptr<GpuQueue> queue;  // made with the first model
   UploadBudget budget{UploadBudget::Options{}};
-  bool lost = false;
+  std::atomic<bool> lost = false;  // written by the core loop
   std::map<const Device*, Path> paths;
 };
 

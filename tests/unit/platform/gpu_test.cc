@@ -3,11 +3,15 @@
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <random>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "tests/unit/platform/soft_gpu.h"
 
@@ -289,6 +293,56 @@ TEST_F(GpuTest, MeasuresTheLinkAndGivesTheMemoryBack) {
     EXPECT_FALSE(gpu_->measure_copy_rate()) << function;
     EXPECT_EQ(cuda_.vram_used(), 0u) << function;
   }
+}
+
+// Two GPUs; the fixture's own is a third object for the first of them.
+class PeerGpuTest : public GpuTest {
+ protected:
+  std::vector<std::unique_ptr<Gpu>> two() {
+    const EnvironmentVariable devices("SOFT_CUDA_DEVICES", "2");
+    std::string reason;
+    auto gpus = list_gpus(&reason);
+    EXPECT_EQ(gpus.size(), 2u) << reason;
+    return gpus;
+  }
+  const EnvironmentVariable devices_{"SOFT_CUDA_DEVICES", "1"};  // what list_gpus in SetUp sees
+};
+
+TEST_F(PeerGpuTest, MeasuresTheWayToAnotherGpuAndGivesTheMemoryBack) {
+  const EnvironmentVariable devices("SOFT_CUDA_DEVICES", "2");
+  const auto gpus = two();
+  const auto rate = gpus[0]->measure_peer_rate(*gpus[1]);
+  ASSERT_TRUE(rate) << rate.error().text;
+  EXPECT_GT(*rate, 1e6);
+  EXPECT_EQ(cuda_.vram_used(), 0u);
+  for (const char* function : {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemAlloc", "cuMemcpyDtoDAsync"}) {
+    cuda_.fail_next(function, CUDA_ERROR_ILLEGAL_ADDRESS);
+    const auto failed = gpus[0]->measure_peer_rate(*gpus[1]);
+    ASSERT_FALSE(failed) << function;
+    EXPECT_NE(failed.error().code, FaultCode::kUnsupported) << function << ": it may pass";
+    EXPECT_EQ(cuda_.vram_used(), 0u) << function;
+  }
+}
+
+TEST_F(PeerGpuTest, WithoutAWayBetweenThemItIsUnsupportedAndBothAreNamed) {
+  const EnvironmentVariable devices("SOFT_CUDA_DEVICES", "2"), none("SOFT_CUDA_NO_PEERS", "1");
+  const auto gpus = two();
+  const auto rate = gpus[0]->measure_peer_rate(*gpus[1]);
+  ASSERT_FALSE(rate);
+  EXPECT_EQ(rate.error().code, FaultCode::kUnsupported);
+  EXPECT_THAT(rate.error().text, HasSubstr(to_string(gpus[0]->id())));
+  EXPECT_THAT(rate.error().text, HasSubstr(to_string(gpus[1]->id())));
+}
+
+TEST_F(PeerGpuTest, AProbeIsMemoryOfTheOtherThatGoesWithItsDescriptor) {
+  const EnvironmentVariable devices("SOFT_CUDA_DEVICES", "2");
+  const auto gpus = two();
+  auto probe = gpus[0]->share_probe(*gpus[1]);
+  ASSERT_TRUE(probe) << probe.error().text;
+  char name[64] = "";
+  ASSERT_GT(::readlink(("/proc/self/fd/" + std::to_string(probe->get())).c_str(), name, sizeof name - 1), 0);
+  EXPECT_THAT(name, HasSubstr("device-1"));
+  EXPECT_EQ(cuda_.vram_used(), 0u) << "the daemon keeps none";
 }
 
 }  // namespace

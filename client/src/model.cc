@@ -7,6 +7,16 @@
 
 namespace moecached::client {
 
+// The public header includes nothing of proto/, so it says the numbers again.
+static_assert(static_cast<int>(MOECACHED_KIND_GATE) == MOECACHED_PART_GATE);
+static_assert(static_cast<int>(MOECACHED_KIND_UP) == MOECACHED_PART_UP);
+static_assert(static_cast<int>(MOECACHED_KIND_DOWN) == MOECACHED_PART_DOWN);
+static_assert(static_cast<int>(MOECACHED_KIND_GATE_UP) == MOECACHED_PART_GATE_UP);
+static_assert(static_cast<int>(MOECACHED_KIND_GATE_BIAS) == MOECACHED_PART_GATE_BIAS);
+static_assert(static_cast<int>(MOECACHED_KIND_UP_BIAS) == MOECACHED_PART_UP_BIAS);
+static_assert(static_cast<int>(MOECACHED_KIND_DOWN_BIAS) == MOECACHED_PART_DOWN_BIAS);
+static_assert(static_cast<int>(MOECACHED_KIND_GATE_UP_BIAS) == MOECACHED_PART_GATE_UP_BIAS);
+
 moecached_status ModelMapping::open(Connection& connection, const ModelFiles& files,
                                     std::unique_ptr<ModelMapping>* out) {
   std::vector<UniqueFd> for_daemon;

@@ -36,6 +36,18 @@ typedef enum moecached_status {
   MOECACHED_E_SYSTEM = 8,
 } moecached_status;
 
+// What a part is of its expert. moecached_part_info.kind
+typedef enum moecached_kind {
+  MOECACHED_KIND_GATE = 0,
+  MOECACHED_KIND_UP = 1,
+  MOECACHED_KIND_DOWN = 2,
+  MOECACHED_KIND_GATE_UP = 3,       // gate and up in one tensor
+  MOECACHED_KIND_GATE_BIAS = 4,
+  MOECACHED_KIND_UP_BIAS = 5,
+  MOECACHED_KIND_DOWN_BIAS = 6,
+  MOECACHED_KIND_GATE_UP_BIAS = 7,
+} moecached_kind;
+
 typedef struct moecached_session moecached_session;
 typedef struct moecached_model moecached_model;
 typedef struct moecached_lane moecached_lane;
@@ -52,8 +64,8 @@ typedef struct moecached_layer_info {
 
 typedef struct moecached_part_info {
   const char* name;        // tensor name in the file
-  uint32_t kind;           // moecached_part_kind of proto/shm/layout.h
-  uint32_t ggml_type;
+  uint32_t kind;           // moecached_kind
+  uint32_t ggml_type;      // enum ggml_type of ggml.h, which never renumbers: 0 F32, 1 F16, 8 Q8_0, 30 BF16
   uint64_t ne0, ne1;       // elements of a row, rows of one expert
   uint64_t expert_bytes;
   uint64_t slot_offset;    // bytes within a record

@@ -1,0 +1,75 @@
+"""examples/engine/moe_layer.c as an engine's author runs it: another program than llama.cpp, on slots of a real daemon."""
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import harness
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
+import moe_files  # noqa: E402  beside the other makers of models
+
+PROGRAM = harness.BUILD / "examples/engine/moe_layer"
+GPU_PROGRAM = harness.BUILD / "examples/engine/moe_layer_gpu"
+EQUAL, DIFFERENT, ERROR = 0, 1, 2
+
+
+class EngineExample(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="moecached-engine-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def run_example(self, daemon, *files, program=PROGRAM):
+        done = subprocess.run([program, *files], capture_output=True, text=True,
+                              env={**os.environ, "MOECACHED_SOCKET": daemon.socket if daemon else "/nonexistent/socket"})
+        return done.returncode, done.stdout + done.stderr
+
+    def assert_served(self, daemon, *files):
+        code, text = self.run_example(daemon, *files)
+        self.assertEqual(code, EQUAL, text)
+        last = text.splitlines()[-1]
+        self.assertRegex(last, r"equal: lookups \d+, hits [1-9]\d*, leases [1-9]\d*, read from the file by the client library 0")
+        self.assertNotIn("nan", text)
+
+    def gguf(self, **shape):
+        path = self.folder / "model.gguf"
+        places = moe_files.write_gguf(path, moe_files.Model(**shape))
+        return path, places
+
+    def test_every_type_gives_the_numbers_of_the_file(self):
+        with harness.Daemon("--slots", "5", "--policy", "slru") as daemon:
+            for dtype in (moe_files.F32, moe_files.F16, moe_files.BF16, moe_files.Q8_0):
+                path, _ = self.gguf(dtype=dtype)
+                self.assert_served(daemon, path)
+                path.unlink()
+
+    def test_one_wrong_byte_in_a_slot_shows(self):
+        path, places = self.gguf()
+        with harness.Daemon() as daemon:
+            self.assert_served(daemon, path)
+            # Slot 0 of the first layer begins with gate, in phase with the file; its exponent's byte.
+            daemon.flip_byte(places["blk.0.ffn_gate_exps.weight"] % 4096 + 3)
+            code, text = self.run_example(daemon, path)
+            self.assertEqual(code, DIFFERENT, text)
+            self.assertIn("blk.0: 4 experts", text)
+
+    def test_says_when_there_is_no_daemon(self):
+        path, _ = self.gguf()
+        code, text = self.run_example(None, path)
+        self.assertEqual(code, ERROR)
+        self.assertIn("no session: ", text)
+
+    def test_a_gpu_gives_the_numbers_of_the_file(self):
+        if not GPU_PROGRAM.exists() or not Path("/dev/nvidiactl").exists():
+            self.skipTest("no GPU, or no nvcc to build the example with")
+        path, _ = self.gguf(n_experts=32)
+        with harness.Daemon("--gpu-slots", "25%") as daemon:
+            code, text = self.run_example(daemon, path, program=GPU_PROGRAM)
+            self.assertEqual(code, EQUAL, text)
+            self.assertRegex(text, r"in VRAM [1-9]\d*, in RAM [1-9]\d*; layers that differ 0")
+
+
+harness.main()

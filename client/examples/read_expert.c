@@ -82,8 +82,10 @@ int main(int argc, char** argv) {
       moecached_part_info part;
       check(moecached_model_part(model, layer, p, &part), "part");
       const char* bytes = (const char*)info.window + (uint64_t)slots[i] * info.slot_stride + part.slot_offset;
-      uint64_t offset = part.file_offset + (uint64_t)ids[i] * part.expert_bytes;
-      int equal = equals_file(argv[1 + part.file], offset, bytes, part.expert_bytes);
+      uint32_t file;
+      uint64_t offset;
+      check(moecached_model_locate(model, layer, p, (uint32_t)ids[i], &file, &offset), "locate");
+      int equal = equals_file(argv[1 + file], offset, bytes, part.expert_bytes);
       printf("expert %3" PRId32 " in slot %3" PRId32 ": %-40s %9" PRIu64 " bytes, %s\n", ids[i], slots[i],
              part.name, part.expert_bytes, equal ? "equal" : "DIFFERENT");
       different |= !equal;

@@ -88,6 +88,16 @@ moecached_status moecached_model_part(const moecached_model* model, uint32_t lay
   });
 }
 
+moecached_status moecached_model_locate(const moecached_model* model, uint32_t layer, uint32_t part,
+                                        uint32_t expert, uint32_t* file, uint64_t* offset) {
+  if (model == nullptr || file == nullptr || offset == nullptr) return null_argument("an argument");
+  return guarded([&] {
+    return model->session.with(model->model, [&](const Model& m) {
+      return m.mapping->layout.locate(layer, part, expert, file, offset);
+    });
+  });
+}
+
 moecached_status moecached_model_find(const moecached_model* model, const char* tensor, uint32_t* layer,
                                       uint32_t* part) {
   if (model == nullptr || tensor == nullptr || layer == nullptr || part == nullptr)

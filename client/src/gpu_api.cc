@@ -80,6 +80,15 @@ moecached_status moecached_gpu_model_part(const moecached_gpu_model* model, uint
   });
 }
 
+moecached_status moecached_gpu_model_locate(const moecached_gpu_model* model, uint32_t layer, uint32_t part,
+                                            uint32_t expert, uint32_t* file, uint64_t* offset) {
+  if (model == nullptr || file == nullptr || offset == nullptr) return null_argument("an argument");
+  return guarded([&] {
+    return model->session.locked(
+        [&](Session::Locked) { return model->model.locate(layer, part, expert, file, offset); });
+  });
+}
+
 moecached_status moecached_gpu_model_find(const moecached_gpu_model* model, const char* tensor,
                                           uint32_t* layer, uint32_t* part) {
   if (model == nullptr || tensor == nullptr || layer == nullptr || part == nullptr) {

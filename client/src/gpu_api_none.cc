@@ -26,6 +26,10 @@ moecached_status moecached_gpu_model_part(const moecached_gpu_model*, uint32_t, 
                                           moecached_part_info*, uint64_t*) {
   return no_cuda();
 }
+moecached_status moecached_gpu_model_locate(const moecached_gpu_model*, uint32_t, uint32_t, uint32_t,
+                                            uint32_t*, uint64_t*) {
+  return no_cuda();
+}
 moecached_status moecached_gpu_model_find(const moecached_gpu_model*, const char*, uint32_t*, uint32_t*) {
   return no_cuda();
 }

@@ -107,6 +107,11 @@ moecached_status GpuModel::part_info(std::uint32_t layer, std::uint32_t part, mo
   return MOECACHED_OK;
 }
 
+moecached_status GpuModel::locate(std::uint32_t layer, std::uint32_t part, std::uint32_t expert,
+                                  std::uint32_t* file, std::uint64_t* offset) const {
+  return mapping_->layout().model.locate(layer, part, expert, file, offset);
+}
+
 moecached_status GpuModel::find(std::string_view tensor, std::uint32_t* layer, std::uint32_t* part) const {
   for (std::uint32_t l = 0; l < part_names_.size(); ++l) {
     for (std::uint32_t p = 0; p < part_names_[l].size(); ++p) {

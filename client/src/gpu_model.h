@@ -31,6 +31,8 @@ class GpuModel final : public MovableModel {
   [[nodiscard]] moecached_status layer_info(std::uint32_t layer, moecached_gpu_layer_info* out) const;
   [[nodiscard]] moecached_status part_info(std::uint32_t layer, std::uint32_t part, moecached_part_info* out,
                                            std::uint64_t* window) const;
+  [[nodiscard]] moecached_status locate(std::uint32_t layer, std::uint32_t part, std::uint32_t expert,
+                                        std::uint32_t* file, std::uint64_t* offset) const;
   [[nodiscard]] moecached_status find(std::string_view tensor, std::uint32_t* layer,
                                       std::uint32_t* part) const;
   // Any thread, without the lock.

@@ -25,12 +25,9 @@ const char* bad_model(const moecached_shm_model& model, const GpuSegmentFacts& f
     return "number of experts per token";
   }
   if (std::memchr(model.name, '\0', sizeof model.name) == nullptr) return "name of the model";
-  if (model.layers_offset % alignof(moecached_shm_layer) != 0 ||
-      model.parts_offset % alignof(moecached_shm_part) != 0) {
-    return "alignment of the arrays";
-  }
+  if (model.layers_offset % alignof(moecached_shm_layer) != 0) return "alignment of the arrays";
   if (!fits(model.layers_offset, model.n_layers, sizeof(moecached_shm_layer), segment_bytes) ||
-      !fits(model.parts_offset, model.n_parts, sizeof(moecached_shm_part), segment_bytes)) {
+      !parts_fit(model, segment_bytes)) {
     return "arrays do not lie within the segment";
   }
   return nullptr;
@@ -96,15 +93,9 @@ const char* bad_layer(const moecached_shm_layer& layer, const moecached_shm_mode
   return nullptr;
 }
 
-const char* bad_part(const moecached_shm_part& part, const moecached_shm_layer& layer,
-                     const GpuSegmentFacts& facts) {
-  if (std::memchr(part.name, '\0', sizeof part.name) == nullptr) return "name of a part";
-  if (part.expert_bytes == 0 || part.expert_bytes > kAddressSpace) return "size of a part";
+const char* bad_part(const moecached_shm_part& part) {
+  if (part.expert_bytes > kAddressSpace) return "size of a part";
   if (part.slot_offset != 0) return "a part within a record, on a GPU";
-  if (part.file >= facts.file_bytes.size()) return "file of a part";
-  if (!fits(part.file_offset, layer.n_experts, part.expert_bytes, facts.file_bytes[part.file])) {
-    return "a part does not lie within its file";
-  }
   return nullptr;
 }
 
@@ -156,15 +147,12 @@ moecached_status check_gpu_segment(const Mapping& segment, const GpuSegmentFacts
     moecached_shm_layer& layer = layout.layer;
     std::memcpy(&layer, segment.data() + model.layers_offset + i * sizeof layer, sizeof layer);
     if (const char* bad = bad_layer(layer, model, gpu)) return layout_mismatch(bad);
-    layout.parts.resize(layer.n_parts);
-    std::memcpy(layout.parts.data(),
-                segment.data() + model.parts_offset + layer.first_part * sizeof(moecached_shm_part),
-                layer.n_parts * sizeof(moecached_shm_part));
+    if (const char* bad = take_parts(segment, model, facts.file_bytes, &layout)) return layout_mismatch(bad);
     for (std::uint32_t p = 0; p < layer.n_parts; ++p) {
       const std::uint32_t index = layer.first_part + p;
       if (owned[index]) return layout_mismatch("a part of two layers");
       owned[index] = true;
-      if (const char* bad = bad_part(layout.parts[p], layer, facts)) return layout_mismatch(bad);
+      if (const char* bad = bad_part(layout.parts[p])) return layout_mismatch(bad);
       if (const char* bad = bad_window(out->windows[index], layout.parts[p], layer, gpu)) {
         return layout_mismatch(bad);
       }

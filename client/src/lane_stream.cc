@@ -84,7 +84,8 @@ void Lane::settle_streams() {
 }
 
 moecached_status Lane::read_stream(StreamHalf& half) {
-  const moecached_shm_part& part = mapping_->layout.layers[half.request.layer].parts[half.request.part];
+  const LayerLayout& layer = mapping_->layout.layers[half.request.layer];
+  const moecached_shm_part& part = layer.parts[half.request.part];
   const std::uint64_t bytes = half.experts.size() * part.expert_bytes;
   if (half.buffer.bytes() < bytes) {
     const std::uint64_t room = std::max(bytes, mapping_->layout.model.stream_bytes_per_lane / 2);
@@ -98,7 +99,8 @@ moecached_status Lane::read_stream(StreamHalf& half) {
   }
   std::byte* to = half.buffer.data();
   for (const std::uint16_t expert : half.experts) {
-    if (const auto status = model_.files.read_part(part, expert, to)) return status;
+    const moecached_shm_extent from = layer.place(half.request.part, expert);
+    if (const auto status = model_.files.read_part(from, part.expert_bytes, to)) return status;
     to += part.expert_bytes;
   }
   note_fallback(half.experts.size(), bytes);

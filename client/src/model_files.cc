@@ -84,18 +84,20 @@ moecached_status ModelFiles::check_unchanged(std::uint32_t index) const {
 
 moecached_status ModelFiles::read_expert(const LayerLayout& layer, std::uint32_t expert, std::byte* record,
                                          std::uint64_t* bytes) const {
-  for (const moecached_shm_part& part : layer.parts) {
-    if (const auto status = read_part(part, expert, record + part.slot_offset)) return status;
+  for (std::uint32_t p = 0; p < layer.parts.size(); ++p) {
+    const moecached_shm_part& part = layer.parts[p];
+    std::byte* const to = record + part.slot_offset;
+    if (const auto status = read_part(layer.place(p, expert), part.expert_bytes, to)) return status;
     *bytes += part.expert_bytes;
   }
   return MOECACHED_OK;
 }
 
-moecached_status ModelFiles::read_part(const moecached_shm_part& part, std::uint32_t expert,
+moecached_status ModelFiles::read_part(const moecached_shm_extent& from, std::uint64_t bytes,
                                        std::byte* to) const {
-  const File& file = files_[part.file];
-  std::uint64_t offset = part.file_offset + expert * part.expert_bytes;
-  std::uint64_t left = part.expert_bytes;
+  const File& file = files_[from.file];
+  std::uint64_t offset = from.offset;
+  std::uint64_t left = bytes;
   while (left > 0) {
     const ssize_t got = ::pread(file.fd.get(), to, left, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
@@ -110,7 +112,7 @@ moecached_status ModelFiles::read_part(const moecached_shm_part& part, std::uint
     left -= static_cast<std::uint64_t>(got);
   }
   // After the read, not before: a change while it ran must not go unseen.
-  return check_unchanged(part.file);
+  return check_unchanged(from.file);
 }
 
 }  // namespace moecached::client

@@ -34,8 +34,8 @@ class ModelFiles {
   // All parts of one expert, each at its slot_offset of `record`. *bytes grows by what was read.
   [[nodiscard]] moecached_status read_expert(const LayerLayout& layer, std::uint32_t expert,
                                              std::byte* record, std::uint64_t* bytes) const;
-  // One part of one expert.
-  [[nodiscard]] moecached_status read_part(const moecached_shm_part& part, std::uint32_t expert,
+  // One part of one expert: `bytes` from its place.
+  [[nodiscard]] moecached_status read_part(const moecached_shm_extent& from, std::uint64_t bytes,
                                            std::byte* to) const;
 
  private:

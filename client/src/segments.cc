@@ -47,15 +47,9 @@ moecached_status check_header(const Mapping& segment, moecached_segment_kind kin
 namespace {
 
 const char* bad_part(const moecached_shm_part& part, const moecached_shm_layer& layer,
-                     const moecached_shm_model& model, const ModelSegmentFacts& facts) {
-  if (std::memchr(part.name, '\0', sizeof part.name) == nullptr) return "name of a part";
-  if (part.expert_bytes == 0 || !fits(part.slot_offset, 1, part.expert_bytes, layer.slot_stride)) {
+                     const moecached_shm_model& model) {
+  if (!fits(part.slot_offset, 1, part.expert_bytes, layer.slot_stride))
     return "a part does not lie within its slot";
-  }
-  if (part.file >= model.n_files) return "file of a part";
-  if (!fits(part.file_offset, layer.n_experts, part.expert_bytes, facts.file_bytes[part.file])) {
-    return "a part does not lie within its file";
-  }
   if (part.expert_bytes > model.stream_bytes_per_lane / 2) return "half of the stream buffer is too small";
   return nullptr;
 }
@@ -93,12 +87,11 @@ const char* bad_model(const moecached_shm_model& model, const ModelSegmentFacts&
   if (model.n_expert_used > MOECACHED_MAX_EXPERTS) return "number of experts per token";
   if (std::memchr(model.name, '\0', sizeof model.name) == nullptr) return "name of the model";
   if (model.layers_offset % alignof(moecached_shm_layer) != 0 ||
-      model.parts_offset % alignof(moecached_shm_part) != 0 ||
       model.table_offset % alignof(std::int32_t) != 0) {
     return "alignment of the arrays";
   }
   if (!fits(model.layers_offset, model.n_layers, sizeof(moecached_shm_layer), segment_bytes) ||
-      !fits(model.parts_offset, model.n_parts, sizeof(moecached_shm_part), segment_bytes)) {
+      !parts_fit(model, segment_bytes)) {
     return "arrays do not lie within the segment";
   }
   if (model.pool_bytes > facts.pool_bytes) return "size of the pool";
@@ -107,6 +100,11 @@ const char* bad_model(const moecached_shm_model& model, const ModelSegmentFacts&
     return "size of the stream segment";
   }
   return nullptr;
+}
+
+// They follow the parts. REQUIRES: those lie within a segment.
+std::uint64_t extents_offset(const moecached_shm_model& model) {
+  return model.parts_offset + model.n_parts * sizeof(moecached_shm_part);
 }
 
 }  // namespace
@@ -135,6 +133,50 @@ moecached_status map_segment(const UniqueFd& fd, std::uint64_t bytes, int protec
                 static_cast<unsigned long long>(bytes), what, error_name(errno));
   }
   return MOECACHED_OK;
+}
+
+bool parts_fit(const moecached_shm_model& model, std::uint64_t segment_bytes) {
+  return model.parts_offset % alignof(moecached_shm_part) == 0 &&
+         fits(model.parts_offset, model.n_parts, sizeof(moecached_shm_part), segment_bytes) &&
+         fits(extents_offset(model), model.n_extents, sizeof(moecached_shm_extent), segment_bytes);
+}
+
+const char* take_parts(const Mapping& segment, const moecached_shm_model& model,
+                       const std::vector<std::uint64_t>& file_bytes, LayerLayout* out) {
+  const moecached_shm_layer& layer = out->layer;
+  const std::byte* const parts = segment.data() + model.parts_offset;
+  out->parts.resize(layer.n_parts);
+  out->extents.resize(layer.n_parts);
+  std::memcpy(out->parts.data(), parts + layer.first_part * sizeof(moecached_shm_part),
+              layer.n_parts * sizeof(moecached_shm_part));
+  for (std::uint32_t p = 0; p < layer.n_parts; ++p) {
+    const moecached_shm_part& part = out->parts[p];
+    if (std::memchr(part.name, '\0', sizeof part.name) == nullptr) return "name of a part";
+    if (part.expert_bytes == 0) return "size of a part";
+    const auto lies_in_file = [&](std::uint32_t file, std::uint64_t offset, std::uint32_t n_experts) {
+      return file < file_bytes.size() && fits(offset, n_experts, part.expert_bytes, file_bytes[file]);
+    };
+    if (part.first_extent == 0) {
+      if (!lies_in_file(part.file, part.file_offset, layer.n_experts))
+        return "a part does not lie within its file";
+      continue;
+    }
+    const std::uint64_t first = part.first_extent - 1;
+    if (!fits(first, layer.n_experts, 1, model.n_extents)) return "extents of a part";
+    Extents& extents = out->extents[p];
+    extents.resize(layer.n_experts);
+    std::memcpy(extents.data(), segment.data() + extents_offset(model) + first * sizeof(moecached_shm_extent),
+                extents.size() * sizeof(moecached_shm_extent));
+    for (const moecached_shm_extent& extent : extents) {
+      if (!lies_in_file(extent.file, extent.offset, 1)) return "an expert does not lie within its file";
+    }
+  }
+  return nullptr;
+}
+
+moecached_shm_extent LayerLayout::place(std::uint32_t part, std::uint32_t expert) const {
+  if (!extents[part].empty()) return extents[part][expert];
+  return {parts[part].file, 0, parts[part].file_offset + expert * parts[part].expert_bytes};
 }
 
 moecached_status check_session_segment(const Mapping& segment, const moecached_handle_welcome& welcome,
@@ -173,12 +215,9 @@ moecached_status check_model_segment(const Mapping& segment, const ModelSegmentF
     const std::byte* const at = segment.data() + model.layers_offset + i * sizeof layer;
     std::memcpy(&layer, at, sizeof layer);
     if (const char* bad = bad_layer(layer, model, segment.bytes())) return layout_mismatch(bad);
-    layout.parts.resize(layer.n_parts);
-    std::memcpy(layout.parts.data(),
-                segment.data() + model.parts_offset + layer.first_part * sizeof(moecached_shm_part),
-                layer.n_parts * sizeof(moecached_shm_part));
+    if (const char* bad = take_parts(segment, model, facts.file_bytes, &layout)) return layout_mismatch(bad);
     for (const moecached_shm_part& part : layout.parts) {
-      if (const char* bad = bad_part(part, layer, model, facts)) return layout_mismatch(bad);
+      if (const char* bad = bad_part(part, layer, model)) return layout_mismatch(bad);
     }
     layout.entries =
         reinterpret_cast<const std::int32_t*>(segment.data() + model.table_offset) + layer.table_first;
@@ -189,14 +228,34 @@ moecached_status check_model_segment(const Mapping& segment, const ModelSegmentF
   return MOECACHED_OK;
 }
 
+moecached_status ModelLayout::locate(std::uint32_t layer, std::uint32_t part, std::uint32_t expert,
+                                     std::uint32_t* file, std::uint64_t* offset) const {
+  if (layer >= layers.size() || part >= layers[layer].parts.size() ||
+      expert >= layers[layer].layer.n_experts) {
+    return fail(MOECACHED_E_ARGUMENT, "the model has no expert %u with a part %u in MoE layer %u", expert,
+                part, layer);
+  }
+  const moecached_shm_extent place = layers[layer].place(part, expert);
+  *file = place.file;
+  *offset = place.offset;
+  return MOECACHED_OK;
+}
+
 bool ModelLayout::same_experts(const ModelLayout& other) const {
   const auto same_part = [](const moecached_shm_part& a, const moecached_shm_part& b) {
     return a.kind == b.kind && a.ggml_type == b.ggml_type && a.file == b.file && a.ne0 == b.ne0 &&
            a.ne1 == b.ne1 && a.file_offset == b.file_offset && a.expert_bytes == b.expert_bytes &&
            std::strcmp(a.name, b.name) == 0;
   };
+  const auto same_extent = [](const moecached_shm_extent& a, const moecached_shm_extent& b) {
+    return a.file == b.file && a.offset == b.offset;
+  };
+  const auto same_extents = [&](const Extents& a, const Extents& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), same_extent);
+  };
   const auto same_layer = [&](const LayerLayout& a, const LayerLayout& b) {
     return a.layer.block == b.layer.block && a.layer.n_experts == b.layer.n_experts &&
+           std::equal(a.extents.begin(), a.extents.end(), b.extents.begin(), b.extents.end(), same_extents) &&
            std::equal(a.parts.begin(), a.parts.end(), b.parts.begin(), b.parts.end(), same_part);
   };
   return std::equal(layers.begin(), layers.end(), other.layers.begin(), other.layers.end(), same_layer);

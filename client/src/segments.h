@@ -42,11 +42,17 @@ struct SessionLayout {
                                                      const moecached_handle_welcome& welcome,
                                                      SessionLayout* out);
 
+using Extents = std::vector<moecached_shm_extent>;
+
 struct LayerLayout {
   moecached_shm_layer layer{};
   std::vector<moecached_shm_part> parts;
+  std::vector<Extents> extents;                 // by part; empty: its experts lie one behind the other
   const std::int32_t* entries = nullptr;        // the layer's slot table, in the mapped segment
   const std::uint32_t* n_slots_open = nullptr;  // in the mapped segment: the daemon changes it
+
+  // Where the part of an expert lies in the files.
+  [[nodiscard]] moecached_shm_extent place(std::uint32_t part, std::uint32_t expert) const;
 };
 
 struct ModelLayout {
@@ -57,7 +63,16 @@ struct ModelLayout {
   // The same experts at the same places of the same files: what a restarted daemon must find again. Slots may
   // differ.
   [[nodiscard]] bool same_experts(const ModelLayout& other) const;
+  [[nodiscard]] moecached_status locate(std::uint32_t layer, std::uint32_t part, std::uint32_t expert,
+                                        std::uint32_t* file, std::uint64_t* offset) const;
 };
+
+// The arrays of parts and extents lie within the segment.
+[[nodiscard]] bool parts_fit(const moecached_shm_model& model, std::uint64_t segment_bytes);
+// Copies the parts of a layer and where their experts lie, and checks that they lie within the files. Null,
+// or what is odd. REQUIRES: parts_fit(), and the layer's parts are some of the model's.
+[[nodiscard]] const char* take_parts(const Mapping& segment, const moecached_shm_model& model,
+                                     const std::vector<std::uint64_t>& file_bytes, LayerLayout* layer);
 
 struct ModelSegmentFacts {
   std::uint64_t boot_epoch = 0;

@@ -114,7 +114,8 @@ Status GpuModel::write_segment() {
   // The words that are looked at for every graph have a cache line of their own.
   gpu_offset_ = place(sizeof(moecached_shm_gpu));
   layers_offset_ = place(n_layers * sizeof(moecached_shm_layer));
-  const std::uint64_t parts_offset = place(n_parts * sizeof(moecached_shm_part));
+  const std::uint64_t parts_offset =
+      place(n_parts * sizeof(moecached_shm_part) + count_extents(p_.layout) * sizeof(moecached_shm_extent));
   const std::uint64_t windows_offset = place(n_parts * sizeof(moecached_shm_window));
   const std::uint64_t chunks_offset = place(n_chunks_max * sizeof(moecached_shm_chunk));
   const std::uint64_t table_offset = place(n_entries * sizeof(std::int32_t));
@@ -124,7 +125,7 @@ Status GpuModel::write_segment() {
   std::byte* const base = segment_.bytes().data();
 
   auto* layers = reinterpret_cast<moecached_shm_layer*>(base + layers_offset_);
-  auto* parts = reinterpret_cast<moecached_shm_part*>(base + parts_offset);
+  PartWriter parts(reinterpret_cast<moecached_shm_part*>(base + parts_offset), p_.layout);
   auto* windows = reinterpret_cast<moecached_shm_window*>(base + windows_offset);
   table_ = reinterpret_cast<std::int32_t*>(base + table_offset);
   for (std::size_t l = 0; l < n_layers; ++l) {
@@ -143,7 +144,7 @@ Status GpuModel::write_segment() {
                                     .shape = MOECACHED_SHAPE_HOST_ONLY,
                                     .device_first = plans_[l].own_first()};
     for (std::size_t p = 0; p < from.parts.size(); ++p) {
-      describe_part(from.parts[p], 0, &parts[first_part_[l] + p]);
+      parts.write(from.parts[p], 0);
       windows[first_part_[l] + p] = {plans_[l].parts[p].device_bytes, plans_[l].parts[p].host_bytes};
     }
     for (std::uint32_t e = 0; e < from.n_experts; ++e)
@@ -157,6 +158,7 @@ Status GpuModel::write_segment() {
   model->n_files = p_.layout.n_files;
   model->n_expert_used = p_.layout.n_expert_used;
   model->layers_offset = layers_offset_;
+  model->n_extents = parts.n_extents();
   model->parts_offset = parts_offset;
   model->table_offset = table_offset;
   copy_name(model->name, p_.name);

@@ -184,8 +184,9 @@ void GpuModel::for_each_load(Visit visit) const {
     for (std::size_t p = 0; p < layer.parts.size(); ++p) {
       const PartLayout& part = layer.parts[p];
       for (std::uint32_t e = 0; e < layer.n_experts; ++e) {
-        batch.push_back({.file = p_.files[part.file],
-                         .offset = part.file_offset + e * part.expert_bytes,
+        const PartExtent from = part.extent(e);
+        batch.push_back({.file = p_.files[from.file],
+                         .offset = from.offset,
                          .bytes = part.expert_bytes,
                          .destination = host_slot(LayerIndex(l), p, ExpertIndex(e)),
                          .direct = false,

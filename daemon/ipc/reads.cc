@@ -48,9 +48,9 @@ void ReadTable::start(SlotRead read) {
   std::uint64_t bytes = 0;
   for (std::size_t p = 0; p < layer.parts.size(); ++p) {
     const PartLayout& part = layer.parts[p];
-    request.parts[p] =
-        PartRead{model.file(part.file), part.file_offset + read.expert.value * part.expert_bytes,
-                 part.expert_bytes, record + part.slot_offset, part.direct};
+    const PartExtent from = part.extent(read.expert.value);
+    request.parts[p] = PartRead{model.file(from.file), from.offset, part.expert_bytes,
+                                record + part.slot_offset, from.direct};
     bytes += part.expert_bytes;
   }
   Operation& operation = operations_[index];
@@ -85,9 +85,9 @@ void ReadTable::start(StreamRead read, std::span<const ExpertIndex> experts) {
     request.tag = index;
     request.n_parts = static_cast<std::uint32_t>(std::min(kMaxPartReads, experts.size() - first));
     for (std::uint32_t i = 0; i < request.n_parts; ++i) {
-      request.parts[i] =
-          PartRead{model.file(part.file), part.file_offset + experts[first + i].value * part.expert_bytes,
-                   part.expert_bytes, read.destination + (first + i) * part.expert_bytes, false};
+      const PartExtent from = part.extent(experts[first + i].value);
+      request.parts[i] = PartRead{model.file(from.file), from.offset, part.expert_bytes,
+                                  read.destination + (first + i) * part.expert_bytes, false};
     }
     ++operation.requests_left;
     backlog_.push_back(request);

@@ -108,11 +108,11 @@ Result<std::shared_ptr<SharedModel>> SharedModel::create(Parameters p, Device& d
     n_parts += layer.parts.size();
     n_entries += layer.n_experts;
   }
-  const std::uint64_t segment_bytes =
-      round_up(sizeof(moecached_shm_header) + sizeof(moecached_shm_model) +
-                   p.layout.layers.size() * sizeof(moecached_shm_layer) +
-                   n_parts * sizeof(moecached_shm_part) + 64 + n_entries * sizeof(std::int32_t),
-               kPage);
+  const std::uint64_t segment_bytes = round_up(
+      sizeof(moecached_shm_header) + sizeof(moecached_shm_model) +
+          p.layout.layers.size() * sizeof(moecached_shm_layer) + n_parts * sizeof(moecached_shm_part) +
+          count_extents(p.layout) * sizeof(moecached_shm_extent) + 64 + n_entries * sizeof(std::int32_t),
+      kPage);
   auto segment = Memfd::create("model", segment_bytes, ClientAccess::kReadOnly);
   if (!segment) return std::move(segment).error();
   std::vector<std::uint32_t> room;
@@ -142,14 +142,15 @@ void SharedModel::write_segment() {
   model->layers_offset = static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(layer) - base);
   model->parts_offset = static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(part) - base);
 
+  PartWriter parts(part, p_.layout);
   std::uint64_t window = 0;
-  std::uint32_t n_parts = 0, table_first = 0;
+  std::uint32_t table_first = 0;
   for (std::size_t l = 0; l < p_.layout.layers.size(); ++l) {
     const LayerLayout& from = p_.layout.layers[l];
     layer[l] = moecached_shm_layer{.block = from.block,
                                    .n_experts = from.n_experts,
                                    .n_parts = static_cast<std::uint32_t>(from.parts.size()),
-                                   .first_part = n_parts,
+                                   .first_part = parts.n_parts(),
                                    .slot_class = from.slot_class,
                                    .n_slots = room_[l],
                                    .table_first = table_first,
@@ -163,15 +164,16 @@ void SharedModel::write_segment() {
     table_first_.push_back(table_first);
     window += layer[l].window_bytes;
     table_first += from.n_experts;
-    for (const PartLayout& source : from.parts) describe_part(source, source.slot_offset, &part[n_parts++]);
+    for (const PartLayout& source : from.parts) parts.write(source, source.slot_offset);
   }
-  model->table_offset = round_up(model->parts_offset + n_parts * sizeof(moecached_shm_part), 64);
+  model->table_offset = round_up(static_cast<std::uint64_t>(parts.end() - base), 64);
   layers_ = layer;
   table_ = reinterpret_cast<std::int32_t*>(base + model->table_offset);
   std::fill_n(table_, table_first, MOECACHED_ABSENT);
   model->model_id = p_.id.value;
   model->n_layers = static_cast<std::uint32_t>(p_.layout.layers.size());
-  model->n_parts = n_parts;
+  model->n_parts = parts.n_parts();
+  model->n_extents = parts.n_extents();
   model->n_files = p_.layout.n_files;
   model->n_expert_used = p_.layout.n_expert_used;
   model->pool_bytes = pool_->bytes();

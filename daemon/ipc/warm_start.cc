@@ -39,6 +39,10 @@ std::uint64_t model_key(const ModelLayout& layout, std::span<const FileIdentity>
       hash.add(part.file);
       hash.add(part.file_offset);
       hash.add(part.expert_bytes);
+      for (const PartExtent& extent : part.extents) {
+        hash.add(extent.file);
+        hash.add(extent.offset);
+      }
     }
   }
   return hash.value();

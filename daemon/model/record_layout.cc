@@ -22,6 +22,8 @@ Result<std::uint64_t> lay_out_record(std::span<PartLayout> parts, std::uint32_t 
   for (PartLayout& part : parts) {
     CHECK(part.expert_bytes > 0);
     part.direct = direct_alignment != 0 && part.expert_bytes % direct_alignment == 0;
+    for (PartExtent& extent : part.extents)
+      extent.direct = part.direct && (extent.offset ^ part.file_offset) % direct_alignment == 0;
     if (!part.direct) continue;
     stride_alignment = std::max<std::uint64_t>(kCacheLineBytes, direct_alignment);
     const std::uint64_t phase = part.file_offset % direct_alignment;

@@ -56,13 +56,12 @@ static void add_expert(const struct moe_layer* layer, const unsigned char* const
 }
 
 /* One part of one expert, with no help of the daemon. */
-static unsigned char* read_part(char** paths, const moecached_part_info* part, int32_t expert) {
-  const uint64_t offset = part->file_offset + (uint64_t)expert * part->expert_bytes;
-  unsigned char* bytes = allocate(part->expert_bytes);
-  const int fd = open(paths[part->file], O_RDONLY | O_CLOEXEC);
-  for (uint64_t got = 0; got < part->expert_bytes;) {
-    const ssize_t n = pread(fd, bytes + got, part->expert_bytes - got, (off_t)(offset + got));
-    if (n <= 0) fail(paths[part->file], "cannot be read");
+static unsigned char* read_part(char** paths, uint32_t file, uint64_t offset, uint64_t size) {
+  unsigned char* bytes = allocate(size);
+  const int fd = open(paths[file], O_RDONLY | O_CLOEXEC);
+  for (uint64_t got = 0; got < size;) {
+    const ssize_t n = pread(fd, bytes + got, size - got, (off_t)(offset + got));
+    if (n <= 0) fail(paths[file], "cannot be read");
     got += (uint64_t)n;
   }
   close(fd);
@@ -101,7 +100,12 @@ static int compute_layer(moecached_model* model, moecached_lane* lane, char** pa
   }
   for (size_t k = 0; k < n; ++k) {
     unsigned char* base[PARTS_MAX];
-    for (uint32_t p = 0; p < info.n_parts; ++p) base[p] = read_part(paths, &parts[p], ids[k]);
+    for (uint32_t p = 0; p < info.n_parts; ++p) {
+      uint32_t file;
+      uint64_t offset;
+      check(moecached_model_locate(model, index, p, (uint32_t)ids[k], &file, &offset), "locate");
+      base[p] = read_part(paths, file, offset, parts[p].expert_bytes);
+    }
     add_expert(&layer, (const unsigned char* const*)base, shares[k], x, inner, y + hidden);
     for (uint32_t p = 0; p < info.n_parts; ++p) free(base[p]);
   }

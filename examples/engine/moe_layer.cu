@@ -36,6 +36,16 @@ void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) fail(what, cudaGetErrorString(status));
 }
 
+void read_file(const char* path, std::uint64_t offset, unsigned char* to, std::uint64_t size) {
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  for (std::uint64_t got = 0; got < size;) {
+    const ssize_t n = pread(fd, to + got, size - got, static_cast<off_t>(offset + got));
+    if (n <= 0) fail(path, "cannot be read");
+    got += static_cast<std::uint64_t>(n);
+  }
+  close(fd);
+}
+
 template <typename T>
 T* device_array(std::size_t n) {
   T* array = nullptr;
@@ -120,22 +130,20 @@ std::vector<Layer> take_layers(moecached_gpu_model* model) {
   return layers;
 }
 
-// The experts of a layer as the file has them, in device memory of our own.
-LayerView copy_of_file(char** paths, const Layer& layer) {
+// The experts of a layer as the files have them, in device memory of our own.
+LayerView copy_of_file(moecached_gpu_model* model, char** paths, std::uint32_t l, const Layer& layer) {
   LayerView view = layer.view;
   view.table = nullptr;
   std::vector<unsigned char> bytes;
   for (std::uint32_t p = 0; p < view.n_parts; ++p) {
-    const moecached_part_info& part = layer.parts[p];
-    bytes.resize(part.expert_bytes * layer.info.n_experts);
-    const int fd = open(paths[part.file], O_RDONLY | O_CLOEXEC);
-    for (std::size_t got = 0; got < bytes.size();) {
-      const ssize_t n =
-          pread(fd, bytes.data() + got, bytes.size() - got, static_cast<off_t>(part.file_offset + got));
-      if (n <= 0) fail(paths[part.file], "cannot be read");
-      got += static_cast<std::size_t>(n);
+    const std::uint64_t size = layer.parts[p].expert_bytes;
+    bytes.resize(size * layer.info.n_experts);
+    for (std::uint32_t e = 0; e < layer.info.n_experts; ++e) {
+      std::uint32_t file = 0;
+      std::uint64_t offset = 0;
+      check(moecached_gpu_model_locate(model, l, p, e, &file, &offset), "locate");
+      read_file(paths[file], offset, bytes.data() + e * size, size);
     }
-    close(fd);
     unsigned char* copy = device_array<unsigned char>(bytes.size());
     check(cudaMemcpy(copy, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "copy");
     view.window[p] = copy;
@@ -164,8 +172,9 @@ int main(int argc, char** argv) {
   std::uint64_t generation = moecached_gpu_model_generation(model);
   std::vector<LayerView> of_file;
   std::uint64_t hidden = 0, inner_size = 0;
-  for (const Layer& layer : layers) {
-    of_file.push_back(copy_of_file(argv + 1, layer));
+  for (std::uint32_t l = 0; l < layers.size(); ++l) {
+    const Layer& layer = layers[l];
+    of_file.push_back(copy_of_file(model, argv + 1, l, layer));
     hidden = std::max(hidden, layer.view.layer.down.n_rows);
     inner_size = std::max(inner_size, layer.view.layer.down.n_columns);
   }

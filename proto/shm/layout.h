@@ -3,7 +3,7 @@
 // Three kinds of segment, each a sealed memfd made by the daemon:
 //
 //   model segment   read-only in clients, one per registered model
-//     [moecached_shm_header][moecached_shm_model][layers...][parts...][slot table: int32 per (layer, expert)]
+//     [moecached_shm_header][moecached_shm_model][layers...][parts...][extents...][slot table: int32 per (layer, expert)]
 //   pool segment    read-only in clients, one per model: the slots themselves, one window per layer
 //     window of layer l: room for n_slots records of slot_stride bytes, of which n_slots_open have memory (layers of one slot
 //     class may trade slots; which of them are open, only the daemon knows); part p of slot s lies at
@@ -107,7 +107,7 @@ struct moecached_shm_model {
   uint32_t n_parts;                // over all layers
   uint32_t n_files;
   uint32_t n_expert_used;          // top-k
-  uint32_t reserved0;
+  uint32_t n_extents;              // over all parts
   uint64_t layers_offset;          // bytes from the start of the segment
   uint64_t parts_offset;
   uint64_t table_offset;           // int32 entries, layer l starts at entry layers[l].table_first
@@ -215,15 +215,22 @@ struct moecached_shm_part {
   uint32_t kind;          // moecached_part_kind
   uint32_t ggml_type;
   uint32_t file;          // index of the shard
-  uint32_t reserved0;
+  uint32_t first_extent;  // 0: the experts lie one behind the other; else 1 + index of the extent of expert 0
   uint64_t ne0;           // elements of one row
   uint64_t ne1;           // rows of one expert (1 for biases)
-  uint64_t file_offset;   // bytes, of expert 0; expert e at file_offset + e * expert_bytes
+  uint64_t file_offset;   // bytes, of expert 0; without extents expert e is at file_offset + e * expert_bytes
   uint64_t expert_bytes;
   uint64_t slot_offset;   // bytes within a record
-  char name[72];          // tensor name in the GGUF, zero-terminated
+  char name[72];          // tensor name in the file, zero-terminated; with extents "*" stands for the expert
 };
 MOECACHED_STATIC_ASSERT(sizeof(struct moecached_shm_part) == 128, "part");
+
+// Where one expert of a part lies, where experts are tensors of their own. The array follows that of the parts.
+struct moecached_shm_extent {
+  uint32_t file;          // index of the shard
+  uint32_t reserved0;
+  uint64_t offset;        // bytes
+};
 
 // -------------------------------------------------------------------------------------------- session segment
 struct moecached_shm_session {

@@ -270,8 +270,15 @@ void take_expectations(Stress& stress) {
       const std::size_t bytes = part.expert_bytes * info.n_experts;
       std::vector<char> content(bytes);
       for (std::size_t at = 0; at < bytes;) {
-        const ssize_t got = ::pread(files[part.file], content.data() + at, bytes - at,
-                                    static_cast<off_t>(part.file_offset + at));
+        const std::uint64_t expert = at / part.expert_bytes, within = at % part.expert_bytes;
+        std::uint32_t file = 0;
+        std::uint64_t offset = 0;
+        if (moecached_gpu_model_locate(stress.model, l, p, static_cast<std::uint32_t>(expert), &file, &offset) !=
+            MOECACHED_OK) {
+          die("locate");
+        }
+        const ssize_t got = ::pread(files[file], content.data() + at, part.expert_bytes - within,
+                                    static_cast<off_t>(offset + within));
         if (got <= 0) die("cannot read the model");
         at += static_cast<std::size_t>(got);
       }

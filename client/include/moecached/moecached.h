@@ -53,7 +53,7 @@ typedef struct moecached_model moecached_model;
 typedef struct moecached_lane moecached_lane;
 
 typedef struct moecached_layer_info {
-  uint32_t block;          // N of the "blk.N." tensor names
+  uint32_t block;          // N of the "blk.N." or "layers.N." tensor names
   uint32_t n_experts;
   uint32_t n_parts;
   uint32_t n_slots;        // slots kept by the daemon now; layers may trade some later
@@ -63,14 +63,14 @@ typedef struct moecached_layer_info {
 } moecached_layer_info;
 
 typedef struct moecached_part_info {
-  const char* name;        // tensor name in the file
+  const char* name;        // tensor name in the file; where each expert is a tensor of its own, "*" stands for the expert
   uint32_t kind;           // moecached_kind
   uint32_t ggml_type;      // enum ggml_type of ggml.h, which never renumbers: 0 F32, 1 F16, 8 Q8_0, 30 BF16
-  uint64_t ne0, ne1;       // elements of a row, rows of one expert
+  uint64_t ne0, ne1;       // elements of a row, rows of one expert: the last dimension of the file, and the one before
   uint64_t expert_bytes;
   uint64_t slot_offset;    // bytes within a record
   uint32_t file;           // index into the files given to moecached_model_open
-  uint64_t file_offset;    // bytes, of expert 0
+  uint64_t file_offset;    // bytes, of expert 0; of others see moecached_model_locate
 } moecached_part_info;
 
 typedef struct moecached_counters {
@@ -93,13 +93,17 @@ MOECACHED_API void moecached_session_close(moecached_session* session);
 MOECACHED_API int moecached_session_connected(const moecached_session* session);
 
 // -- model
-// paths: the GGUF file, or all shards of it in order. Opened by this process and passed as descriptors, so the
-// daemon needs no right of its own to the path, nor the same mount namespace.
+// paths: the GGUF file, or all shards of it in order; or all safetensors files of a model, its config.json and, if there is
+// one, its model.safetensors.index.json, in any order. Opened by this process and passed as descriptors, so the daemon needs
+// no right of its own to the path, nor the same mount namespace.
 MOECACHED_API moecached_status moecached_model_open(moecached_session* session, const char* const* paths, size_t n_paths, moecached_model** out);
 MOECACHED_API void moecached_model_close(moecached_model* model);
 MOECACHED_API uint32_t moecached_model_layers(const moecached_model* model);
 MOECACHED_API moecached_status moecached_model_layer(const moecached_model* model, uint32_t layer, moecached_layer_info* out);
 MOECACHED_API moecached_status moecached_model_part(const moecached_model* model, uint32_t layer, uint32_t part, moecached_part_info* out);
+// Where the part's bytes of one expert lie: index of the file, and bytes from its start.
+MOECACHED_API moecached_status moecached_model_locate(const moecached_model* model, uint32_t layer, uint32_t part, uint32_t expert,
+                                                      uint32_t* file, uint64_t* offset);
 // Finds a part by its tensor name. MOECACHED_E_ARGUMENT when no expert tensor has it.
 MOECACHED_API moecached_status moecached_model_find(const moecached_model* model, const char* tensor, uint32_t* layer, uint32_t* part);
 MOECACHED_API void moecached_model_counters(const moecached_model* model, moecached_counters* out);
@@ -148,7 +152,7 @@ typedef struct moecached_gpu_model moecached_gpu_model;
 typedef struct moecached_gpu_lane moecached_gpu_lane;
 
 typedef struct moecached_gpu_layer_info {
-  uint32_t block;          // N of the "blk.N." tensor names
+  uint32_t block;          // N of the "blk.N." or "layers.N." tensor names
   uint32_t n_experts;
   uint32_t n_parts;
   uint32_t n_slots;        // slot ids in the table are 0..n_slots-1
@@ -192,6 +196,8 @@ MOECACHED_API moecached_status moecached_gpu_model_layer(const moecached_gpu_mod
 // window: CUdeviceptr of slot 0 of the part; part->slot_offset is 0.
 MOECACHED_API moecached_status moecached_gpu_model_part(const moecached_gpu_model* model, uint32_t layer, uint32_t part,
                                                         moecached_part_info* out, uint64_t* window);
+MOECACHED_API moecached_status moecached_gpu_model_locate(const moecached_gpu_model* model, uint32_t layer, uint32_t part,
+                                                          uint32_t expert, uint32_t* file, uint64_t* offset);
 MOECACHED_API moecached_status moecached_gpu_model_find(const moecached_gpu_model* model, const char* tensor, uint32_t* layer, uint32_t* part);
 // Moves when windows, tables or all_resident changed: take the layer and part infos again, after begin, and once more if it
 // moved while they were taken (lanes of other threads begin as well).

@@ -40,6 +40,7 @@ struct ModelSegmentView {
   moecached_shm_model* model;
   moecached_shm_layer* layers;
   moecached_shm_part* parts;
+  moecached_shm_extent* extents;
 };
 
 struct FakeOptions {

@@ -137,7 +137,9 @@ Mapping write_model_segment(const TestModel& model, const FakeOptions& options, 
   const std::uint32_t n_parts = static_cast<std::uint32_t>(shape.part_bytes.size());
   const std::uint64_t layers_at = sizeof(moecached_shm_header) + sizeof(moecached_shm_model);
   const std::uint64_t parts_at = layers_at + shape.n_layers * sizeof(moecached_shm_layer);
-  *table_offset = parts_at + shape.n_layers * n_parts * sizeof(moecached_shm_part);
+  const std::uint64_t extents_at = parts_at + shape.n_layers * n_parts * sizeof(moecached_shm_part);
+  const std::uint32_t n_extents = shape.scattered ? shape.n_layers * n_parts * shape.n_experts : 0;
+  *table_offset = extents_at + n_extents * sizeof(moecached_shm_extent);
   const std::uint64_t entries = std::uint64_t{shape.n_layers} * shape.n_experts;
   Mapping segment = make_segment(*table_offset + entries * sizeof(std::int32_t), fd);
 
@@ -146,6 +148,7 @@ Mapping write_model_segment(const TestModel& model, const FakeOptions& options, 
   view.model = reinterpret_cast<moecached_shm_model*>(view.header + 1);
   view.layers = reinterpret_cast<moecached_shm_layer*>(segment.data() + layers_at);
   view.parts = reinterpret_cast<moecached_shm_part*>(segment.data() + parts_at);
+  view.extents = reinterpret_cast<moecached_shm_extent*>(segment.data() + extents_at);
   *view.header = {MOECACHED_SHM_MAGIC, MOECACHED_SHM_VERSION, MOECACHED_SEGMENT_MODEL,
                   segment.bytes(),     options.boot_epoch,    {}};
   view.model->model_id = kModelId;
@@ -155,6 +158,7 @@ Mapping write_model_segment(const TestModel& model, const FakeOptions& options, 
   view.model->n_expert_used = shape.n_expert_used;
   view.model->layers_offset = layers_at;
   view.model->parts_offset = parts_at;
+  view.model->n_extents = n_extents;
   view.model->table_offset = *table_offset;
   view.model->pool_bytes = pool_bytes;
   view.model->stream_bytes_per_lane = 2 * shape.stream_half_bytes;
@@ -176,7 +180,10 @@ Mapping write_model_segment(const TestModel& model, const FakeOptions& options, 
       part.file = model.file_of(l);
       part.ne0 = shape.part_bytes[p];
       part.ne1 = 1;
-      part.file_offset = model.file_offset(l, p);
+      part.file_offset = model.expert_offset(l, p, 0);
+      if (shape.scattered) part.first_extent = 1 + (l * n_parts + p) * shape.n_experts;
+      for (std::uint32_t e = 0; shape.scattered && e < shape.n_experts; ++e)
+        view.extents[part.first_extent - 1 + e] = {part.file, 0, model.expert_offset(l, p, e)};
       part.expert_bytes = shape.part_bytes[p];
       part.slot_offset = model.slot_offset(p);
       const std::string name = TestModel::part_name(l, p);

@@ -54,6 +54,11 @@ std::uint64_t TestModel::file_offset(std::uint32_t layer, std::uint32_t part) co
   return offset;
 }
 
+std::uint64_t TestModel::expert_offset(std::uint32_t layer, std::uint32_t part, std::uint32_t expert) const {
+  const std::uint32_t index = shape_.scattered ? shape_.n_experts - 1 - expert : expert;
+  return file_offset(layer, part) + index * shape_.part_bytes[part];
+}
+
 std::uint64_t TestModel::slot_offset(std::uint32_t part) const {
   std::uint64_t offset = 0;
   for (std::uint32_t p = 0; p < part; ++p) offset += (shape_.part_bytes[p] + 31) / 32 * 32;
@@ -74,7 +79,7 @@ std::string TestModel::part_name(std::uint32_t layer, std::uint32_t part) {
 
 void TestModel::fill_part(std::uint32_t layer, std::uint32_t part, std::uint32_t expert,
                           std::byte* to) const {
-  const std::uint64_t first = file_offset(layer, part) + expert * shape_.part_bytes[part];
+  const std::uint64_t first = expert_offset(layer, part, expert);
   for (std::uint64_t i = 0; i < shape_.part_bytes[part]; ++i) to[i] = byte_at(file_of(layer), first + i);
 }
 

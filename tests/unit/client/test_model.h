@@ -36,6 +36,7 @@ class TestModel {
     // Bytes of one expert: sizes that are multiples of nothing, so that wrong arithmetic shows.
     std::vector<std::uint64_t> part_bytes{1000, 521, 4132};
     std::uint64_t stream_half_bytes = 3 * 4096;
+    bool scattered = false;  // experts lie in reverse order, so that each needs an extent
   };
 
   TestModel() : TestModel(Shape{}) {}
@@ -45,6 +46,8 @@ class TestModel {
   [[nodiscard]] const std::vector<std::string>& paths() const { return paths_; }
   [[nodiscard]] std::uint32_t file_of(std::uint32_t layer) const { return layer % shape_.n_files; }
   [[nodiscard]] std::uint64_t file_offset(std::uint32_t layer, std::uint32_t part) const;
+  [[nodiscard]] std::uint64_t expert_offset(std::uint32_t layer, std::uint32_t part,
+                                            std::uint32_t expert) const;
   [[nodiscard]] std::uint64_t slot_offset(std::uint32_t part) const;
   [[nodiscard]] std::uint64_t slot_stride() const;
   [[nodiscard]] std::uint64_t window_bytes() const;

@@ -7,7 +7,8 @@
 
 #include "daemon/model/checked_math.h"
 #include "daemon/model/expert_names.h"
-#include "daemon/model/record_layout.h"
+#include "daemon/model/finish_layout.h"
+#include "daemon/model/safetensors_layout.h"
 #include "daemon/model/shards.h"
 #include "daemon/model/text.h"
 
@@ -73,10 +74,6 @@ class LayoutBuilder {
   LayoutBuilder(const ShardSet& shards, const LayoutOptions& options) : shards_(shards), options_(options) {}
 
   Result<ModelLayout> build() {
-    if (options_.direct_alignment != 0 && !is_power_of_two(options_.direct_alignment)) {
-      return invalid("direct-I/O alignment " + std::to_string(options_.direct_alignment) +
-                     " is not a power of two");
-    }
     if (auto done = describe(); !done) return std::move(done).error();
     collect_parts();
     for (auto& [block, parts] : blocks_) drop_unusable(parts);
@@ -93,6 +90,7 @@ class LayoutBuilder {
     for (const auto& [block, parts] : blocks_) {
       if (auto done = add_layer(block, parts, *counts, *used); !done) return std::move(done).error();
     }
+    if (auto done = finish_layout(layout_, options_.direct_alignment); !done) return std::move(done).error();
     return std::move(layout_);
   }
 
@@ -189,11 +187,6 @@ class LayoutBuilder {
       }
       layer.parts.push_back(std::move(part));
     }
-    auto stride = lay_out_record(layer.parts, options_.direct_alignment);
-    if (!stride) return std::move(stride).error();
-    layer.slot_stride = *stride;
-    layer.slot_class = slot_class(layer);
-    if (auto done = add_total(layer); !done) return done;
     layout_.layers.push_back(std::move(layer));
     return ok();
   }
@@ -247,35 +240,20 @@ class LayoutBuilder {
     return ok();
   }
 
-  Status add_total(const LayerLayout& layer) {
-    for (const PartLayout& part : layer.parts) {
-      std::uint64_t bytes = 0;
-      if (!checked_multiply(part.expert_bytes, layer.n_experts, bytes) ||
-          !checked_add(layout_.expert_bytes_total, bytes, layout_.expert_bytes_total)) {
-        return invalid("tensor " + in_quotes(part.name) + " brings the experts to 2^64 bytes or more");
-      }
-    }
-    return ok();
-  }
-
-  std::uint32_t slot_class(const LayerLayout& layer) {
-    ClassKey key;
-    for (const PartLayout& part : layer.parts) key.push_back({part.kind, part.ggml_type, part.expert_bytes});
-    return classes_.emplace(std::move(key), static_cast<std::uint32_t>(classes_.size())).first->second;
-  }
-
-  using ClassKey = std::vector<std::array<std::uint64_t, 3>>;  // kind, type, bytes
-
   const ShardSet& shards_;
   const LayoutOptions& options_;
   ModelLayout layout_;
   std::map<std::uint32_t, BlockParts> blocks_;
-  std::map<ClassKey, std::uint32_t> classes_;
 };
 
 }  // namespace
 
 Result<ModelLayout> read_model_layout(std::span<const int> fds, const LayoutOptions& options) {
+  if (options.direct_alignment != 0 && !is_power_of_two(options.direct_alignment)) {
+    return invalid("direct-I/O alignment " + std::to_string(options.direct_alignment) +
+                   " is not a power of two");
+  }
+  if (has_safetensors(fds)) return read_safetensors_layout(fds, options.direct_alignment);
   auto shards = read_shards(fds);
   if (!shards) return std::move(shards).error();
   return LayoutBuilder(*shards, options).build();

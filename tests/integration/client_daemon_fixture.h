@@ -65,11 +65,15 @@ class ClientDaemonTest : public ::testing::Test {
 // One client: a session of its own, or a lane of a shared one.
 class Client {
  public:
-  Client(const std::filesystem::path& folder, const std::filesystem::path& model) {
+  Client(const std::filesystem::path& folder, const std::filesystem::path& model)
+      : Client(folder, std::vector<std::filesystem::path>{model}) {}
+  Client(const std::filesystem::path& folder, const std::vector<std::filesystem::path>& files) {
     EXPECT_EQ(moecached_session_open((folder / "handle.sock").c_str(), "test", &session_), MOECACHED_OK)
         << moecached_last_error();
-    const char* path = model.c_str();
-    EXPECT_EQ(moecached_model_open(session_, &path, 1, &model_), MOECACHED_OK) << moecached_last_error();
+    std::vector<const char*> paths;
+    for (const auto& file : files) paths.push_back(file.c_str());
+    EXPECT_EQ(moecached_model_open(session_, paths.data(), paths.size(), &model_), MOECACHED_OK)
+        << moecached_last_error();
     EXPECT_EQ(moecached_lane_open(model_, &lane_), MOECACHED_OK) << moecached_last_error();
   }
   ~Client() {

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 import moe_files  # noqa: E402  beside the other makers of models
 
 PROGRAM = harness.BUILD / "examples/engine/moe_layer"
+READ_EXPERT = harness.BUILD / "client/examples/read_expert"
 GPU_PROGRAM = harness.BUILD / "examples/engine/moe_layer_gpu"
 EQUAL, DIFFERENT, ERROR = 0, 1, 2
 
@@ -45,6 +46,26 @@ class EngineExample(unittest.TestCase):
                 path, _ = self.gguf(dtype=dtype)
                 self.assert_served(daemon, path)
                 path.unlink()
+
+    def test_safetensors_give_the_numbers_of_the_files(self):
+        with harness.Daemon("--slots", "5", "--policy", "slru") as daemon:
+            for names, dtype, n_shards in (("projections", moe_files.F32, 1), ("projections", moe_files.BF16, 3),
+                                           ("mixtral", moe_files.F16, 2), ("fused", moe_files.F32, 2)):
+                with self.subTest(names=names, dtype=dtype, n_shards=n_shards):
+                    folder = Path(tempfile.mkdtemp(dir=self.folder))
+                    files = moe_files.write_safetensors(folder, moe_files.Model(dtype=dtype), names, n_shards)
+                    self.assert_served(daemon, *files)
+                    code, text = self.run_example(daemon, *files, program=READ_EXPERT)
+                    self.assertEqual(code, EQUAL, text)
+
+    def test_gguf_and_safetensors_of_the_same_weights_give_the_same_numbers(self):
+        path, _ = self.gguf()
+        files = moe_files.write_safetensors(self.folder, moe_files.Model())
+        with harness.Daemon() as daemon:
+            lines = [[line for line in self.run_example(daemon, *given)[1].splitlines() if "y[0]" in line]
+                     for given in ((path,), files)]
+        self.assertGreater(len(lines[0]), 0)
+        self.assertEqual(*lines)
 
     def test_one_wrong_byte_in_a_slot_shows(self):
         path, places = self.gguf()

@@ -26,6 +26,7 @@
 #include "daemon/ipc/daemon.h"
 #include "daemon/platform/cuda_driver.h"
 #include "daemon/platform/gpu.h"
+#include "tests/integration/slot_bytes.h"
 #include "tests/support/gguf_builder.h"
 
 namespace moecached {
@@ -107,12 +108,17 @@ class GpuDaemonTest : public ::testing::Test {
 class GpuClient {
  public:
   GpuClient(const std::filesystem::path& folder, const std::filesystem::path& model, int ordinal = 0)
+      : GpuClient(folder, std::vector<std::filesystem::path>{model}, ordinal) {}
+  GpuClient(const std::filesystem::path& folder, const std::vector<std::filesystem::path>& files,
+            int ordinal = 0)
       : ordinal_(ordinal) {
     EXPECT_EQ(moecached_session_open((folder / "handle.sock").c_str(), "gpu-test", &session_), MOECACHED_OK)
         << moecached_last_error();
-    const char* path = model.c_str();
+    std::vector<const char*> paths;
+    for (const auto& file : files) paths.push_back(file.c_str());
     const GpuId gpu = gpu_at(static_cast<std::size_t>(ordinal));
-    EXPECT_EQ(moecached_gpu_model_open(session_, &path, 1, gpu.uuid.data(), &model_), MOECACHED_OK)
+    EXPECT_EQ(moecached_gpu_model_open(session_, paths.data(), paths.size(), gpu.uuid.data(), &model_),
+              MOECACHED_OK)
         << moecached_last_error();
     if (model_ == nullptr) return;
     EXPECT_EQ(moecached_gpu_lane_open(model_, &lane_), MOECACHED_OK) << moecached_last_error();
@@ -247,7 +253,7 @@ class GpuClient {
       std::vector<std::byte>& expected = expected_[{layer, p, expert}];
       if (expected.empty()) {
         expected.resize(part.expert_bytes);
-        test::fill_tensor_bytes(part.name, expert * part.expert_bytes, expected);
+        test::fill_expert(part, expert, expected);
       }
       const auto* at =
           reinterpret_cast<const std::byte*>(window) + static_cast<std::uint64_t>(slot) * part.expert_bytes;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/integration/gpu_daemon_fixture.h"
+#include "tests/support/safetensors_builder.h"
 
 namespace moecached {
 namespace {
@@ -33,6 +34,29 @@ TEST_F(GpuDaemonTest, DeviceSlotsAreAddedBehindTheFirstGraphAndFilled) {
   EXPECT_EQ(later.wrong, 0u);
   EXPECT_GT(later.device_slots, 0u);
   EXPECT_GT(report().device_bytes, 0u);
+}
+
+TEST_F(GpuDaemonTest, ExpertsThatAreTensorsOfTheirOwnAreLoadedAndPromoted) {
+  start(kSix);
+  std::vector<std::filesystem::path> files;
+  const test::HfSpec spec{.n_layers = kLayers, .n_experts = kExperts, .n_expert_used = kTopK, .n_shards = 3};
+  for (const auto& content : test::make_hf(spec).files()) {
+    files.push_back(folder_ / ("file-" + std::to_string(files.size())));
+    test::write_file(files.back(), content);
+  }
+  GpuClient client(folder_, files);
+  GpuClient::Outcome out;
+  EXPECT_TRUE(eventually([&] {
+    out += client.graphs(2, 5);
+    return resident() == kLayers * 6;
+  }));
+  EXPECT_EQ(out.wrong, 0u);
+  EXPECT_GT(out.device_slots, 0u);
+  std::uint32_t file = 99;
+  std::uint64_t offset = 0;
+  EXPECT_EQ(moecached_gpu_model_locate(client.model(), 1, 2, 5, &file, &offset), MOECACHED_OK);
+  EXPECT_LT(file, 3u);
+  EXPECT_EQ(moecached_gpu_model_locate(client.model(), 1, 2, kExperts, &file, &offset), MOECACHED_E_ARGUMENT);
 }
 
 TEST_F(GpuDaemonTest, EverySlotHoldsItsExpertWhileTheyAreSwappedUnderFourLanes) {

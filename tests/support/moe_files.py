@@ -62,3 +62,50 @@ def write_gguf(path, model):
     header += bytes(-len(header) % 32)
     Path(path).write_bytes(header + data)
     return {name: len(header) + offset for name, offset in places.items()}
+
+
+def hf_tensors(model, names):
+    """(name, dtype, shape, bytes) as Qwen ("projections"), Mixtral ("mixtral") or newer models ("fused") call them."""
+    for layer in range(model.n_layers):
+        block = f"model.layers.{layer}." + ("block_sparse_moe" if names == "mixtral" else "mlp")
+        dtype = NAMES[model.dtype]
+        yield f"{block}.gate.weight", "F32", (model.n_experts, model.hidden), bytes(model.n_experts * model.hidden * 4)
+        experts = range(model.n_experts)
+        if names == "fused":
+            rows, columns = model.shape("gate")
+            yield (f"{block}.experts.gate_up_proj", dtype, (model.n_experts, 2 * rows, columns),
+                   b"".join(model.matrix(layer, "gate", e) + model.matrix(layer, "up", e) for e in experts))
+            yield (f"{block}.experts.down_proj", dtype, (model.n_experts, *model.shape("down")),
+                   b"".join(model.matrix(layer, "down", e) for e in experts))
+            continue
+        called = {"gate": "w1", "down": "w2", "up": "w3"} if names == "mixtral" else {part: f"{part}_proj" for part in PARTS}
+        for expert in experts:
+            for part in PARTS:
+                yield (f"{block}.experts.{expert}.{called[part]}.weight", dtype, model.shape(part),
+                       model.matrix(layer, part, expert))
+
+
+def write_safetensors(folder, model, names="projections", n_shards=1):
+    """Returns the files that a client passes: shards, config.json and, with more than one shard, the index."""
+    folder = Path(folder)
+    shards = [[] for _ in range(n_shards)]
+    for i, tensor in enumerate(hf_tensors(model, names)):
+        shards[i % n_shards].append(tensor)
+    files, weight_map = [], {}
+    for number, tensors in enumerate(shards, 1):
+        header, data = {"__metadata__": {"format": "pt"}}, b""
+        for name, dtype, shape, content in tensors:
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [len(data), len(data) + len(content)]}
+            data += content
+        encoded = json.dumps(header).encode()
+        encoded += b" " * (-len(encoded) % 8)
+        files.append(folder / f"model-{number:05}-of-{n_shards:05}.safetensors")
+        files[-1].write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
+        weight_map |= {name: files[-1].name for name, *_ in tensors}
+    files.append(folder / "config.json")
+    files[-1].write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": model.n_experts,
+                                     "num_experts_per_tok": model.top_k}))
+    if n_shards > 1:
+        files.append(folder / "model.safetensors.index.json")
+        files[-1].write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return files

@@ -16,10 +16,13 @@ struct Region {
 
 std::string unsound_part(const PartLayout& part, const LayerLayout& layer,
                          std::span<const std::uint64_t> file_bytes) {
-  if (part.file >= file_bytes.size()) return "file index";
   if (part.expert_bytes == 0) return "no bytes";
-  if (Wide{part.file_offset} + Wide{part.expert_bytes} * layer.n_experts > file_bytes[part.file])
-    return "past the file";
+  if (!part.extents.empty() && part.extents.size() != layer.n_experts) return "number of extents";
+  for (std::uint32_t e = 0; e < layer.n_experts; ++e) {
+    const PartExtent extent = part.extent(e);
+    if (extent.file >= file_bytes.size()) return "file index";
+    if (Wide{extent.offset} + part.expert_bytes > file_bytes[extent.file]) return "past the file";
+  }
   const GgmlType* type = find_ggml_type(part.ggml_type);
   if (type == nullptr || part.ne0 % type->block_elements != 0) return "type";
   if (Wide{part.ne0} / type->block_elements * type->block_bytes * part.ne1 != part.expert_bytes)
@@ -36,7 +39,10 @@ std::string unsound_record(const LayerLayout& layer, std::uint64_t alignment) {
     if (part.direct != (alignment != 0 && part.expert_bytes % alignment == 0)) return "direct or not";
     if (part.direct) {
       any_direct = true;
-      if (part.slot_offset % alignment != part.file_offset % alignment) return "phase";
+      for (std::uint32_t e = 0; e < layer.n_experts; ++e) {
+        const PartExtent extent = part.extent(e);
+        if (extent.direct != (part.slot_offset % alignment == extent.offset % alignment)) return "phase";
+      }
       region.begin = region.begin / alignment * alignment;
       region.end = (region.end + alignment - 1) / alignment * alignment;
     } else if (part.slot_offset % 64 != 0) {

@@ -1,0 +1,113 @@
+#include "daemon/model/safetensors_set.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "daemon/model/text.h"
+#include "proto/shm/layout.h"
+
+namespace moecached {
+namespace {
+
+Fault invalid(std::string text) { return Fault{FaultCode::kInvalid, std::move(text)}; }
+
+class SetReader {
+ public:
+  Result<SafetensorsSet> read(std::span<const int> fds) {
+    if (fds.size() > MOECACHED_MAX_FILES) {
+      return Fault{FaultCode::kLimit, std::to_string(fds.size()) + " files were given, the limit is " +
+                                          std::to_string(static_cast<int>(MOECACHED_MAX_FILES))};
+    }
+    set_.n_files = static_cast<std::uint32_t>(fds.size());
+    for (std::uint32_t i = 0; i < fds.size(); ++i) {
+      if (auto done = read_file(fds[i], i); !done)
+        return std::move(done).error().with_context("file " + std::to_string(i + 1) + " of " +
+                                                    std::to_string(fds.size()));
+    }
+    if (!config_) {
+      return invalid(
+          "safetensors without their config.json, which says how many experts a token uses: give it with "
+          "them");
+    }
+    set_.config = *std::move(config_);
+    if (auto done = check_names(); !done) return std::move(done).error();
+    if (auto done = check_index(); !done) return std::move(done).error();
+    return std::move(set_);
+  }
+
+ private:
+  Status read_file(int fd, std::uint32_t index) {
+    auto is_safetensors = looks_like_safetensors(fd);
+    if (!is_safetensors) return std::move(is_safetensors).error();
+    if (*is_safetensors) {
+      auto file = read_safetensors(fd);
+      if (!file) return std::move(file).error();
+      if (set_.tensors.size() + file->tensors.size() > kSafetensorsTensorsMax) {
+        return Fault{FaultCode::kLimit,
+                     "more than " + std::to_string(kSafetensorsTensorsMax) + " tensors in all files"};
+      }
+      ++n_shards_;
+      for (SafetensorsTensor& tensor : file->tensors) set_.tensors.push_back({std::move(tensor), index});
+      return ok();
+    }
+    auto found = read_safetensors_index(fd);
+    if (!found) return std::move(found).error();
+    if (*found) {
+      if (index_) return invalid("a second index");
+      index_ = **std::move(found);
+      return ok();
+    }
+    auto config = read_hf_config(fd);
+    if (!config) return std::move(config).error();
+    if (config_) return invalid("a second config.json");
+    config_ = *std::move(config);
+    return ok();
+  }
+
+  Status check_names() {
+    for (const SetTensor& tensor : set_.tensors) by_name_.push_back(&tensor);
+    std::ranges::sort(by_name_, {}, name_of);
+    const auto twice = std::ranges::adjacent_find(by_name_, {}, name_of);
+    if (twice == by_name_.end()) return ok();
+    return invalid("tensor " + in_quotes(name_of(*twice)) + " is in two files");
+  }
+
+  // The index says what the files must hold together, and which tensors share a file.
+  Status check_index() const {
+    if (!index_) return ok();
+    if (index_->n_files != n_shards_) {
+      return invalid("the index names " + std::to_string(index_->n_files) + " files, " +
+                     std::to_string(n_shards_) + " safetensors files were given");
+    }
+    std::map<std::uint32_t, std::uint32_t> given;  // by the index's number of a file
+    auto tensor = by_name_.begin();
+    for (const SafetensorsIndex::Entry& entry : index_->entries) {
+      if (tensor == by_name_.end() || name_of(*tensor) > entry.tensor)
+        return invalid("tensor " + in_quotes(entry.tensor) + " of the index is in none of the files");
+      if (name_of(*tensor) < entry.tensor) break;
+      const auto [known, is_new] = given.emplace(entry.file, (*tensor)->file);
+      if (known->second != (*tensor)->file)
+        return invalid("tensor " + in_quotes(entry.tensor) + " is in another file than the index says");
+      ++tensor;
+    }
+    if (tensor == by_name_.end()) return ok();
+    return invalid("tensor " + in_quotes(name_of(*tensor)) + " is not in the index");
+  }
+
+  static const std::string& name_of(const SetTensor* tensor) { return tensor->tensor.name; }
+
+  SafetensorsSet set_;
+  std::optional<HfConfig> config_;
+  std::optional<SafetensorsIndex> index_;
+  std::size_t n_shards_ = 0;
+  std::vector<const SetTensor*> by_name_;
+};
+
+}  // namespace
+
+Result<SafetensorsSet> read_safetensors_set(std::span<const int> fds) { return SetReader().read(fds); }
+
+}  // namespace moecached

@@ -43,6 +43,10 @@ bool send_error(int socket, moecached_handle_error_code code, std::string_view t
   return false;
 }
 
+std::string expected_files() {
+  return "1 to " + std::to_string(static_cast<int>(MOECACHED_MAX_FILES)) + " descriptors are expected";
+}
+
 moecached_handle_error_code code_of(const Fault& fault) {
   switch (fault.code) {
     case FaultCode::kLimit:
@@ -273,8 +277,7 @@ bool HandleServer::open_model(Connection& connection, std::span<const std::byte>
   moecached_handle_model_open open{};
   if (!connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "say hello first");
   if (message.size() != sizeof open || fds.empty() || fds.size() > MOECACHED_MAX_FILES) {
-    return send_error(socket, MOECACHED_ERROR_MESSAGE,
-                      "malformed model-open: 1 to 128 descriptors are expected");
+    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed model-open: " + expected_files());
   }
   std::memcpy(&open, message.data(), sizeof open);
   const std::string name = text_of(open.name);
@@ -311,8 +314,7 @@ bool HandleServer::open_gpu_model(Connection& connection, std::span<const std::b
   moecached_handle_gpu_open open{};
   if (!connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "say hello first");
   if (message.size() != sizeof open || fds.empty() || fds.size() > MOECACHED_MAX_FILES) {
-    return send_error(socket, MOECACHED_ERROR_MESSAGE,
-                      "malformed gpu-open: 1 to 128 descriptors are expected");
+    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed gpu-open: " + expected_files());
   }
   std::memcpy(&open, message.data(), sizeof open);
   GpuOpener::Request request{.connection = socket,

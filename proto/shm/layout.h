@@ -75,7 +75,7 @@ enum {
   MOECACHED_MAX_EXPERTS = 4096,   // per layer
   MOECACHED_MAX_LAYERS = 4096,    // MoE layers of a model
   MOECACHED_MAX_PARTS = 8,        // parts of one layer
-  MOECACHED_MAX_FILES = 128,      // shards of a model
+  MOECACHED_MAX_FILES = 250,      // of a model; the kernel passes 253 descriptors with one message
   MOECACHED_LAYER_ALL = 0xffff,   // in `begun`: this epoch may use every layer
   MOECACHED_ABSENT = -1,          // in the slot table: not resident
   MOECACHED_LOG_TOKENS = 32,      // of one epoch, the last ones of a batch, in a log entry

@@ -100,5 +100,19 @@ TEST_P(SafetensorsDaemonTest, ARefusedModelSaysWhy) {
   moecached_session_close(session);
 }
 
+// As many files as the largest models come in; their descriptors go in one message.
+TEST_F(ClientDaemonTest, AModelOfManyShardsIsOpened) {
+  const test::HfSpec spec = {.n_layers = 3, .n_experts = kExperts, .n_expert_used = kTopK, .n_shards = 150};
+  std::vector<std::filesystem::path> files;
+  for (const auto& content : test::make_hf(spec).files()) {
+    files.push_back(folder_ / ("file-" + std::to_string(files.size())));
+    test::write_file(files.back(), content);
+  }
+  ASSERT_EQ(files.size(), 152u);
+  Client client(folder_, files);
+  EXPECT_EQ(client.decode(1, 10), 0u);
+  EXPECT_EQ(client.counters().fallback_reads, 0u);
+}
+
 }  // namespace
 }  // namespace moecached

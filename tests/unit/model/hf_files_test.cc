@@ -47,9 +47,9 @@ TEST(SafetensorsIndex, HostileOnesAreRefused) {
     expect_fault(index_of(text), FaultCode::kInvalid, {});
   expect_fault(index_of(R"({"weight_map": {"a": "1", "a": "2"}})"), FaultCode::kInvalid, {"'a'", "twice"});
   std::string many = R"({"weight_map": {)";
-  for (int i = 0; i < 129; ++i)
+  for (int i = 0; i <= MOECACHED_MAX_FILES; ++i)
     many += (i == 0 ? "\"" : ", \"") + std::to_string(i) + "\": \"" + std::to_string(i) + "\"";
-  expect_fault(index_of(many + "}}"), FaultCode::kLimit, {"128"});
+  expect_fault(index_of(many + "}}"), FaultCode::kLimit, {std::to_string(int{MOECACHED_MAX_FILES})});
   expect_fault(index_of(R"({"weight_map": {")" + std::string(256, 'x') + R"(": "1"}})"), FaultCode::kLimit,
                {"255"});
 }
@@ -88,6 +88,10 @@ TEST(HfConfig, HostileOnesAreRefused) {
         R"({"model_type": "x", "num_experts_per_tok": 8, "num_experts": [8]})",
         R"({"model_type": "x", "num_experts_per_tok": 8, "num_experts": 18446744073709551615})"})
     expect_fault(config_of(text), FaultCode::kInvalid, {"config.json"});
+  // No recursion, neither to read it nor to forget it.
+  const std::string deep = std::string(400'000, '[') + std::string(400'000, ']');
+  expect_fault(config_of(R"({"model_type": "x", "deep": )" + deep + "}"), FaultCode::kInvalid,
+               {"is missing"});
   const UniqueFd large = memory_file(bytes_of("{}"));
   ASSERT_EQ(::ftruncate(large.get(), kConfigBytesMax + 1), 0);
   expect_fault(read_hf_config(large.get()), FaultCode::kLimit,

@@ -74,7 +74,8 @@ TEST_F(Shards, NoFileAtAll) { expect_fault(read_shards({}), FaultCode::kInvalid,
 
 TEST_F(Shards, TooManyFiles) {
   const std::vector<int> fds(MOECACHED_MAX_FILES + 1, -1);
-  expect_fault(read_shards(fds), FaultCode::kLimit, {"129", "128"});
+  expect_fault(read_shards(fds), FaultCode::kLimit,
+               {std::to_string(fds.size()), std::to_string(fds.size() - 1)});
 }
 
 TEST_F(Shards, OneOfSeveralAlone) {

@@ -1,12 +1,11 @@
 /* Reads experts through a moecached daemon and compares every byte with the model file.
  *
  *   cc read_expert.c -o read_expert $(pkg-config --cflags --libs moecached)
- *   ./read_expert model.gguf                   # or all shards: model-00001-of-00002.gguf
- * model-00002-of-00002.gguf MOECACHED_SOCKET=/path/handle.sock ./read_expert model.gguf
+ *   ./read_expert model.gguf    # or all shards, in order; or *.safetensors with config.json and their index
  *
- * It is the whole life of a client: session, model, lane, resolve, use, end, close. A run-time does the same,
- * with a matrix product in place of the comparison. Exit status: 0 when every byte is right, 1 when not, 2 on
- * an error. */
+ * $MOECACHED_SOCKET names another daemon. It is the whole life of a client: session, model, lane, resolve,
+ * use, end, close. A run-time does the same, with a matrix product in place of the comparison. Exit status: 0
+ * when every byte is right, 1 when not, 2 on an error. */
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
 #include <inttypes.h>

@@ -2,11 +2,10 @@
  * that it reads from the file itself: the numbers must be equal, bit by bit.
  *
  *   cc -O2 moe_layer.c -o moe_layer $(pkg-config --cflags --libs moecached) -lm
- *   ./moe_layer model.gguf                 # all shards, in order, if there are several; MOECACHED_SOCKET
- * names another daemon
+ *   ./moe_layer model.gguf      # or all shards, in order; or *.safetensors with config.json and their index
  *
- * What an engine does with its own router and kernels in the place of these. moe_layer.cu is the same on a
- * GPU. Exit status: 0 when all is equal, 1 when not, 2 on an error. */
+ * What an engine does with its own router and kernels in the place of these. $MOECACHED_SOCKET names another
+ * daemon. moe_layer.cu is the same on a GPU. Exit status: 0 when all is equal, 1 when not, 2 on an error. */
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
 #include <inttypes.h>

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -20,8 +21,10 @@
 
 namespace {
 
-constexpr std::uint32_t kTokens = 2000;  // enough for device slots to come, and to fill, in between
-constexpr std::size_t kLayersMax = 4;    // of larger models the first ones: the copy of the file takes VRAM
+// Device slots come behind the first graphs: it is computed on until some have served, but not for ever.
+constexpr std::uint32_t kTokensMin = 500;
+constexpr auto kTimeMax = std::chrono::seconds(30);
+constexpr std::size_t kLayersMax = 4;  // of larger models the first ones: the copy of the file takes VRAM
 constexpr std::uint32_t kPartsMax = 8;
 constexpr int kThreads = 128;
 
@@ -168,8 +171,8 @@ int main(int argc, char** argv) {
   check(moecached_gpu_lane_open(model, &lane), "no lane");  // a lane is one stream of graphs
 
   const std::uint32_t top_k = moecached_gpu_model_expert_used(model);
-  std::vector<Layer> layers = take_layers(model);
-  std::uint64_t generation = moecached_gpu_model_generation(model);
+  std::vector<Layer> layers = take_layers(model);  // sizes; where things are is asked within an epoch
+  std::uint64_t generation = 0;
   std::vector<LayerView> of_file;
   std::uint64_t hidden = 0, inner_size = 0;
   for (std::uint32_t l = 0; l < layers.size(); ++l) {
@@ -190,11 +193,14 @@ int main(int argc, char** argv) {
   float* y = device_array<float>(2 * layers.size() * hidden);  // of the slots, then of the file
 
   std::uint64_t n_device = 0, n_host = 0, n_different = 0;
-  for (std::uint32_t token = 0; token < kTokens; ++token) {
+  std::uint32_t token = 0;
+  const auto start = std::chrono::steady_clock::now();
+  for (; token < kTokensMin || (n_device == 0 && std::chrono::steady_clock::now() - start < kTimeMax);
+       ++token) {
     std::vector<int> chosen;  // what a router would choose: distinct experts of each layer, shifted slowly
     for (std::uint32_t l = 0; l < layers.size(); ++l) {
       for (std::uint32_t k = 0; k < top_k; ++k)
-        chosen.push_back(static_cast<int>((token / 200 + l + k) % layers[l].info.n_experts));
+        chosen.push_back(static_cast<int>((token / 50 + l + k) % layers[l].info.n_experts));
     }
     std::vector<float> token_x(hidden);
     for (std::uint64_t i = 0; i < hidden; ++i)
@@ -203,15 +209,14 @@ int main(int argc, char** argv) {
           "ids");
     check(cudaMemcpyAsync(x, token_x.data(), hidden * sizeof(float), cudaMemcpyHostToDevice, stream), "x");
 
-    check(moecached_gpu_lane_begin(lane),
-          "begin");  // an epoch: slots that its kernels see stay as they are until it ends
+    // An epoch: slots that its kernels see stay as they are until it ends.
+    check(moecached_gpu_lane_begin(lane), "begin");
     while (generation != moecached_gpu_model_generation(model)) {
       generation = moecached_gpu_model_generation(model);
       layers = take_layers(model);
     }
     std::vector<std::uint16_t> looked_up, whole;
-    check(cudaStreamWaitEvent(stream, logged, 0),
-          "event");  // `slots` is still read for the log of the epoch before
+    check(cudaStreamWaitEvent(stream, logged, 0), "event");  // the log of the epoch before reads `slots`
     for (std::uint32_t l = 0; l < layers.size(); ++l) {
       // Rows of the log: layers that were looked up, in order. The others are told apart, and use their ids
       // as slots.
@@ -264,7 +269,7 @@ int main(int argc, char** argv) {
   }
   std::printf(
       "%s: %u tokens, %zu layers, top %u; experts used in VRAM %llu, in RAM %llu; layers that differ %llu\n",
-      n_different == 0 ? "equal" : "DIFFERENT", kTokens, layers.size(), top_k,
+      n_different == 0 ? "equal" : "DIFFERENT", token, layers.size(), top_k,
       static_cast<unsigned long long>(n_device), static_cast<unsigned long long>(n_host),
       static_cast<unsigned long long>(n_different));
   moecached_gpu_lane_close(lane);

@@ -14,7 +14,9 @@ from pathlib import Path
 CMAKE, BUILD = sys.argv[1], Path(sys.argv[2]).resolve()
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "integration"))
 os.environ["MOECACHED_BUILD"] = str(BUILD)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 import harness  # noqa: E402  finds the programs of MOECACHED_BUILD
+import moe_files  # noqa: E402
 
 PROJECT = """cmake_minimum_required(VERSION 3.25)
 project(stranger LANGUAGES C CXX)
@@ -37,7 +39,7 @@ class InstalledTest(unittest.TestCase):
         cls.folder = Path(tempfile.mkdtemp(prefix="moecached-installed-"))
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         stage = cls.folder / "stage"
-        for part in ("client/src", "client/examples"):
+        for part in ("client/src", "client/examples", "examples/engine"):
             code, text = run(CMAKE, "--install", BUILD / part, env={**os.environ, "DESTDIR": str(stage)})
             assert code == 0, text
         cache = (BUILD / "CMakeCache.txt").read_text()
@@ -56,10 +58,13 @@ class InstalledTest(unittest.TestCase):
         self.assertEqual(code, 0, text)
         return text.split()
 
-    def assert_works(self, program, **environment):
-        code, text = run(program, harness.Q4_K,
-                         env={**os.environ, "MOECACHED_SOCKET": self.daemon.socket, **environment})
+    def run_example(self, program, model, **environment):
+        code, text = run(program, model, env={**os.environ, "MOECACHED_SOCKET": self.daemon.socket, **environment})
         self.assertEqual(code, 0, text)
+        return text
+
+    def assert_works(self, program, **environment):
+        text = self.run_example(program, harness.Q4_K, **environment)
         self.assertIn("bytes, equal", text)
         self.assertIn("read from the file by this process 0", text)
 
@@ -73,6 +78,13 @@ class InstalledTest(unittest.TestCase):
         self.assertEqual(code, 0, text)
         self.assertIn("[libmoecached_client.so.1]", self.needed(program), "linked to the name that stays, not to the version")
         self.assert_works(program, LD_LIBRARY_PATH=str(self.library))
+
+    def test_the_engine_example_is_installed_whole(self):
+        program, model = self.folder / "moe_layer", self.folder / "model.gguf"
+        code, text = run("cc", "-O2", self.example.parent / "moe_layer.c", "-o", program, *self.pkg_config("--cflags", "--libs"), "-lm")
+        self.assertEqual(code, 0, text)
+        moe_files.write_gguf(model, moe_files.Model())
+        self.assertIn("equal: lookups", self.run_example(program, model, LD_LIBRARY_PATH=str(self.library)))
 
     def test_pkg_config_static_names_all_that_the_archive_needs(self):
         program = self.folder / "by_pkg_config_static"

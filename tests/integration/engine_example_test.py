@@ -14,6 +14,8 @@ import moe_files  # noqa: E402  beside the other makers of models
 PROGRAM = harness.BUILD / "examples/engine/moe_layer"
 READ_EXPERT = harness.BUILD / "client/examples/read_expert"
 GPU_PROGRAM = harness.BUILD / "examples/engine/moe_layer_gpu"
+SOFT_PROGRAM = harness.BUILD / "tests/support/soft_cuda/moe_layer_soft"
+SOFT_CUDA = harness.BUILD / "tests/support/soft_cuda/libcuda.so.1"
 EQUAL, DIFFERENT, ERROR = 0, 1, 2
 
 
@@ -25,7 +27,8 @@ class EngineExample(unittest.TestCase):
 
     def run_example(self, daemon, *files, program=PROGRAM):
         done = subprocess.run([program, *files], capture_output=True, text=True,
-                              env={**os.environ, "MOECACHED_SOCKET": daemon.socket if daemon else "/nonexistent/socket"})
+                              env={**os.environ, **(daemon.environment if daemon else {}),
+                                   "MOECACHED_SOCKET": daemon.socket if daemon else "/nonexistent/socket"})
         return done.returncode, done.stdout + done.stderr
 
     def assert_served(self, daemon, *files):
@@ -86,11 +89,25 @@ class EngineExample(unittest.TestCase):
     def test_a_gpu_gives_the_numbers_of_the_file(self):
         if not GPU_PROGRAM.exists() or not Path("/dev/nvidiactl").exists():
             self.skipTest("no GPU, or no nvcc to build the example with")
+        self.assert_both_places_serve(GPU_PROGRAM, {})
+
+    def test_the_gpu_example_with_a_driver_of_host_memory(self):
+        if not SOFT_PROGRAM.exists():
+            self.skipTest("built without CUDA's headers")
+        self.assert_both_places_serve(SOFT_PROGRAM, {"MOECACHED_LIBCUDA": str(SOFT_CUDA)})
+
+    def assert_both_places_serve(self, program, environment):
         path, _ = self.gguf(n_experts=32)
-        with harness.Daemon("--gpu-slots", "25%") as daemon:
-            code, text = self.run_example(daemon, path, program=GPU_PROGRAM)
-            self.assertEqual(code, EQUAL, text)
-            self.assertRegex(text, r"in VRAM [1-9]\d*, in RAM [1-9]\d*; layers that differ 0")
+        files = moe_files.write_safetensors(self.folder, moe_files.Model(n_experts=32, dtype=moe_files.BF16), n_shards=2)
+        with harness.Daemon("--gpu-slots", "25%", "--gpu-keep-free", "0", environment=environment) as daemon:
+            for given in ((path,), files):
+                code, text = self.run_example(daemon, *given, program=program)
+                self.assertEqual(code, EQUAL, text)
+                self.assertRegex(text, r"in VRAM [1-9]\d*, in RAM [1-9]\d*; layers that differ 0")
+        with harness.Daemon("--gpu-slots", "25%", "--gpu-keep-free", "0",
+                            environment={**environment, "MOECACHED_TEST_SPOIL": "1"}) as daemon:
+            code, text = self.run_example(daemon, path, program=program)
+            self.assertEqual(code, DIFFERENT, "a spoiled byte must show: " + text)
 
 
 harness.main()

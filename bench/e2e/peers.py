@@ -21,6 +21,8 @@ class Peers(e2e.Bench):
 
     def server(self, name, gpu, daemon=None, environment=None):
         """On one GPU, as -ngl 99 puts it there; the process sees both unless told otherwise."""
+        if self.options.one_gpu_twice:
+            environment = {"ONE_GPU_TWICE_AS": str(gpu)}
         device = "CUDA0" if environment else f"CUDA{gpu}"
         return e2e.Server(self, name, "--device", device, daemon=daemon, environment=environment)
 
@@ -32,12 +34,20 @@ class Peers(e2e.Bench):
 
     def gpu_uuids(self):
         done = subprocess.run(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, timeout=20)
-        return done.stdout.split()
+        uuids = done.stdout.split()
+        if self.options.one_gpu_twice:
+            uuids = [uuids[0], f"{uuids[0][:-2]}{int(uuids[0][-2:], 16) ^ 1:02x}"]
+        return uuids
 
     @staticmethod
     def memory_kib():
         facts = dict(line.split(":") for line in open("/proc/meminfo", encoding="utf-8"))
         return int(facts["MemAvailable"].split()[0])
+
+    @staticmethod
+    def models(daemon):
+        done = subprocess.run([*daemon.ctl, "models"], capture_output=True, text=True, timeout=30)
+        return json.loads(done.stdout)["models"]
 
     def measure(self, key, daemons, servers):
         before = [daemon.stats()["total"] for daemon in daemons]
@@ -51,7 +61,7 @@ class Peers(e2e.Bench):
 
         self.keep(f"{key}.peer_hits", total("peer_hits") / max(1, total("lookups")))
         self.keep(f"{key}.peer_bytes_per_s", total("bytes_from_peers") / seconds)
-        self.keep(f"{key}.ram_bytes", sum(daemon.stats()["pool_bytes_backed"] for daemon in daemons))
+        self.keep(f"{key}.ram_bytes", sum(model["pool_bytes"] for daemon in daemons for model in self.models(daemon)))
         for gpu, server in enumerate(servers):
             self.keep(f"{key}.gpu{gpu}.identity", server.identity())
             self.keep(f"{key}.gpu{gpu}.prompt512", server.prompt_rate(512, 2))
@@ -99,8 +109,9 @@ class Peers(e2e.Bench):
         self.step("two", 60, self.two_daemons)
         self.step("peers", 60, lambda: self.one_daemon("peers"))
         self.step("off", 60, lambda: self.one_daemon("off", ["--gpu-peers=false"]))
-        self.step("hidden", 60, self.hidden)
-        self.step("split", 90, self.split)
+        if not self.options.one_gpu_twice:
+            self.step("hidden", 60, self.hidden)
+            self.step("split", 90, self.split)
 
     # -- the table
     def table(self):
@@ -161,7 +172,12 @@ class Peers(e2e.Bench):
 
 
 def main():
-    options = e2e.make_parser(__doc__).parse_args()
+    parser = e2e.make_parser(__doc__)
+    parser.add_argument("--one-gpu-twice", metavar="LIBRARY",
+                        help="tests/support/one_gpu_twice: to try all but the way between GPUs where there is one; its speeds say nothing")
+    options = parser.parse_args()
+    if options.one_gpu_twice:
+        os.environ["MOECACHED_LIBCUDA"] = str(Path(options.one_gpu_twice).resolve())
     options.json = options.json or str(Path(options.model_dir) / "peers.json")
     bench = Peers(options)
     bench.prepare_model()

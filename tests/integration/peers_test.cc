@@ -69,6 +69,7 @@ class ManyPeersTest : public PeersTest, public ::testing::WithParamInterface<int
   // Each GPU computes in a thread of its own while all swap as fast as they can.
   GpuClient::Outcome swap_under_all(std::size_t n_peer_hits) {
     std::atomic<int> n_done = 0;
+    std::atomic<std::uint64_t> n_refused = 0;
     std::vector<GpuClient::Outcome> outcomes(static_cast<std::size_t>(GetParam()));
     std::vector<std::thread> threads;
     for (int gpu = 0; gpu < GetParam(); ++gpu) {
@@ -84,11 +85,13 @@ class ManyPeersTest : public PeersTest, public ::testing::WithParamInterface<int
             is_done = true;
             ++n_done;
           }
+          for (const SessionReport& session : daemon_->sessions()) n_refused = session.records_refused + n_refused;
           return n_done == GetParam();  // the others read this one's slots until then
         }));
       });
     }
     for (auto& thread : threads) thread.join();
+    EXPECT_EQ(n_refused, 0u) << "what kernels read was not known to the daemon";
     GpuClient::Outcome all;
     for (const GpuClient::Outcome& outcome : outcomes) all += outcome;
     return all;

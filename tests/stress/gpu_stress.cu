@@ -5,10 +5,11 @@
 // from the file beforehand. Routing is skewed and its favourites wander, so that there is something to
 // promote.
 //
-//   gpu_stress [--socket PATH] [--seconds N] [--lanes N] [--layers N] [--delay-us N] [--flip] [MODEL.gguf
-//   ...]
+//   gpu_stress [--socket PATH] [--seconds N] [--lanes N] [--layers N] [--delay-us N] [--device N] [--twin]
+//              [--flip] [MODEL.gguf ...]
 //
-// --layers: of one epoch. --delay-us: longest pause between look-up and read. --flip: spoils one expectation
+// --device: CUDA's number of the GPU. --twin: the daemon and this program have a driver that shows the GPU
+// twice (tests/support/one_gpu_twice), and this is the second one. --layers: of one epoch. --delay-us: longest pause between look-up and read. --flip: spoils one expectation
 // of each layer, to show that a wrong byte is found. MODEL: else $MOECACHED_STRESS_MODEL; shards in order.
 // After the daemon's death it goes on with the last table and moves to the next daemon when there is one.
 // Exit status: 0, 1 wrong bytes or an error, 77 no GPU or no model (skipped).
@@ -200,7 +201,8 @@ struct Options {
   std::uint32_t lanes = 3;
   std::uint32_t layers = 8;
   std::uint32_t delay_us = 100;
-  bool flip = false;
+  bool flip = false, twin = false;
+  int device = 0;
   std::vector<const char*> paths;
 };
 
@@ -303,7 +305,7 @@ void take_expectations(Stress& stress) {
 }
 
 void run_lane(Stress& stress, std::uint32_t index) {
-  CUDA_OK(cudaSetDevice(0));
+  CUDA_OK(cudaSetDevice(stress.options.device));
   moecached_gpu_lane* lane = nullptr;
   if (moecached_gpu_lane_open(stress.model, &lane) != MOECACHED_OK) die("lane");
   cudaStream_t stream = nullptr;
@@ -434,6 +436,10 @@ bool parse(int argc, char** argv, Options* options) {
       options->flip = true;
       continue;
     }
+    if (word == "--twin") {
+      options->twin = true;
+      continue;
+    }
     if (word.rfind("--", 0) != 0) {
       options->paths.push_back(argv[i]);
       continue;
@@ -447,6 +453,8 @@ bool parse(int argc, char** argv, Options* options) {
       options->lanes = static_cast<std::uint32_t>(std::atoi(argv[i]));
     else if (word == "--layers")
       options->layers = static_cast<std::uint32_t>(std::atoi(argv[i]));
+    else if (word == "--device")
+      options->device = std::atoi(argv[i]);
     else if (word == "--delay-us")
       options->delay_us = static_cast<std::uint32_t>(std::atoi(argv[i]));
     else
@@ -472,10 +480,11 @@ int main(int argc, char** argv) {
     std::printf("skipped: no GPU, or no model given\n");
     return kSkipped;
   }
-  CUDA_OK(cudaSetDevice(0));
+  CUDA_OK(cudaSetDevice(stress.options.device));
   CUDA_OK(cudaFree(nullptr));
   cudaDeviceProp properties{};
-  CUDA_OK(cudaGetDeviceProperties(&properties, 0));
+  CUDA_OK(cudaGetDeviceProperties(&properties, stress.options.device));
+  if (stress.options.twin) properties.uuid.bytes[15] ^= 1;
   if (moecached_session_open(stress.options.socket, "gpu_stress", &stress.session) != MOECACHED_OK)
     die("session");
   if (moecached_gpu_model_open(stress.session, stress.options.paths.data(), stress.options.paths.size(),

@@ -37,8 +37,7 @@ moecached_status GpuMapping::open(Connection& connection, const ModelFiles& file
 
   std::vector<UniqueFd> for_daemon;
   if (const auto status = files.reopen(&for_daemon)) return status;
-  const std::string_view path = files.first_path();
-  const std::string name(path.substr(path.rfind('/') + 1));
+  const std::string name = files.name();
   std::string no_peers_reason;
   if (const auto status = mapping->probe_peers(connection, uuid, &no_peers_reason)) return status;
   Connection::OpenedGpuModel opened;

@@ -21,8 +21,7 @@ moecached_status ModelMapping::open(Connection& connection, const ModelFiles& fi
                                     std::unique_ptr<ModelMapping>* out) {
   std::vector<UniqueFd> for_daemon;
   if (const auto status = files.reopen(&for_daemon)) return status;
-  const std::string_view path = files.first_path();
-  const std::string name(path.substr(path.rfind('/') + 1));
+  const std::string name = files.name();
   Connection::OpenedModel opened;
   if (const auto status = connection.open_model(name.c_str(), for_daemon, &opened)) return status;
 

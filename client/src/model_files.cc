@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 
 #include "client/src/error.h"
 
@@ -41,6 +42,14 @@ moecached_status ModelFiles::open(std::span<const char* const> paths, ModelFiles
     out->files_.push_back(std::move(file));
   }
   return MOECACHED_OK;
+}
+
+std::string ModelFiles::name() const {
+  const std::filesystem::path path(files_.front().path);
+  // Of safetensors the folder has the name of the model, and the files in it are called alike everywhere.
+  const bool is_alike = path.extension() == ".safetensors" || path.extension() == ".json";
+  const std::filesystem::path folder = path.parent_path().filename();
+  return is_alike && !folder.empty() ? folder : path.filename();
 }
 
 std::vector<std::uint64_t> ModelFiles::sizes() const {

@@ -23,6 +23,8 @@ class ModelFiles {
 
   [[nodiscard]] std::vector<std::uint64_t> sizes() const;
   [[nodiscard]] const char* first_path() const { return files_.front().path.c_str(); }
+  // For people: what the daemon is to call the model.
+  [[nodiscard]] std::string name() const;
 
   // Second descriptors, for the daemon. Not duplicates: those would share their flags with ours, and a daemon
   // that turns on O_DIRECT for itself would break this process's unaligned reads.

@@ -18,8 +18,9 @@ class SafetensorsDaemonTest : public ClientDaemonTest, public ::testing::WithPar
  protected:
   void SetUp() override {
     ClientDaemonTest::SetUp();
+    std::filesystem::create_directory(folder_ / "Tiny-MoE");
     for (const auto& content : test::make_hf(GetParam().spec).files()) {
-      files_.push_back(folder_ / ("file-" + std::to_string(files_.size())));
+      files_.push_back(folder_ / "Tiny-MoE" / (std::to_string(files_.size()) + ".safetensors"));
       test::write_file(files_.back(), content);
     }
   }
@@ -48,7 +49,8 @@ TEST_P(SafetensorsDaemonTest, EverySlotHoldsItsExpertWhileTheyAreSwapped) {
   EXPECT_EQ(client.decode(1, 100) + other.decode(2, 100), 0u);
   EXPECT_EQ(client.counters().fallback_reads + other.counters().fallback_reads, 0u);
   EXPECT_GT(client.counters().leases, 0u);
-  EXPECT_EQ(daemon_->models().size(), 1u) << "one model for both";
+  ASSERT_EQ(daemon_->models().size(), 1u) << "one model for both";
+  EXPECT_EQ(daemon_->models().front().name, "Tiny-MoE");
 
   std::int32_t ids[] = {3}, slots[] = {-1};
   ASSERT_EQ(moecached_lane_resolve(client.lane(), 1, ids, 1, 1, 0, slots), MOECACHED_OK);

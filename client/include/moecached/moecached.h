@@ -94,8 +94,8 @@ MOECACHED_API int moecached_session_connected(const moecached_session* session);
 
 // -- model
 // paths: the GGUF file, or all shards of it in order; or all safetensors files of a model, its config.json and, if there is
-// one, its model.safetensors.index.json, in any order. Opened by this process and passed as descriptors, so the daemon needs
-// no right of its own to the path, nor the same mount namespace.
+// one, its model.safetensors.index.json, in any order; who names them in the same order shares the model. Opened by this
+// process and passed as descriptors, so the daemon needs no right of its own to the path, nor the same mount namespace.
 MOECACHED_API moecached_status moecached_model_open(moecached_session* session, const char* const* paths, size_t n_paths, moecached_model** out);
 MOECACHED_API void moecached_model_close(moecached_model* model);
 MOECACHED_API uint32_t moecached_model_layers(const moecached_model* model);

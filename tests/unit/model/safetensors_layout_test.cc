@@ -205,7 +205,8 @@ TEST(SafetensorsLayout, WhatContradictsItselfIsNamed) {
   refused("model.layers.0.mlp.experts.2.up_proj.weight", "F32", {32, 64}, {"twice"});
   refused("model.layers.0.mlp.experts.up_proj", "F32", {32, 64}, {"2 dimensions, 3"}, ExpertNames::kFused);
   refused("model.layers.0.mlp.experts.up_proj", "F32", {0, 32, 64}, {"empty"}, ExpertNames::kFused);
-  refused("model.layers.0.mlp.experts.up_proj", "F32", {3, 32, 64}, {"4 experts", "has 3"}, ExpertNames::kFused);
+  refused("model.layers.0.mlp.experts.up_proj", "F32", {3, 32, 64}, {"4 experts", "has 3"},
+          ExpertNames::kFused);
 
   HfModel many;
   many.shards.emplace_back()

@@ -7,7 +7,7 @@
 
 #include "daemon/model/checked_math.h"
 #include "daemon/model/record_layout.h"
-#include "daemon/model/text.h"
+#include "daemon/base/text.h"
 
 namespace moecached {
 namespace {

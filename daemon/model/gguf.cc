@@ -6,9 +6,9 @@
 #include <span>
 #include <utility>
 
+#include "daemon/base/text.h"
 #include "daemon/model/checked_math.h"
 #include "daemon/model/header_reader.h"
-#include "daemon/model/text.h"
 
 namespace moecached {
 namespace {

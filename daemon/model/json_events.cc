@@ -4,7 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "daemon/model/text.h"
+#include "daemon/base/text.h"
 
 namespace moecached {
 namespace {

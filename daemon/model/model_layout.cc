@@ -5,12 +5,12 @@
 #include <map>
 #include <utility>
 
+#include "daemon/base/text.h"
 #include "daemon/model/checked_math.h"
 #include "daemon/model/expert_names.h"
 #include "daemon/model/finish_layout.h"
 #include "daemon/model/safetensors_layout.h"
 #include "daemon/model/shards.h"
-#include "daemon/model/text.h"
 
 namespace moecached {
 namespace {

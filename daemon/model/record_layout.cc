@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "daemon/base/check.h"
+#include "daemon/base/text.h"
 #include "daemon/model/checked_math.h"
-#include "daemon/model/text.h"
 
 namespace moecached {
 namespace {

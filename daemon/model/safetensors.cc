@@ -8,7 +8,7 @@
 #include "daemon/model/checked_math.h"
 #include "daemon/model/header_reader.h"
 #include "daemon/model/json_events.h"
-#include "daemon/model/text.h"
+#include "daemon/base/text.h"
 
 namespace moecached {
 namespace {

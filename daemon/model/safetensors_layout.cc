@@ -12,7 +12,7 @@
 #include "daemon/model/finish_layout.h"
 #include "daemon/model/hf_names.h"
 #include "daemon/model/safetensors_set.h"
-#include "daemon/model/text.h"
+#include "daemon/base/text.h"
 
 namespace moecached {
 namespace {

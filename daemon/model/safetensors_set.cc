@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "daemon/model/text.h"
+#include "daemon/base/text.h"
 #include "proto/shm/layout.h"
 
 namespace moecached {

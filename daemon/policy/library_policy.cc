@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "daemon/base/text.h"
 #include "daemon/policy/candidate_marks.h"
 
 namespace moecached {
@@ -15,9 +16,10 @@ Result<std::unique_ptr<EvictionPolicy>> LibraryPolicy::make(PolicyLibrary& libra
   if (policy == nullptr) {
     error[sizeof error - 1] = '\0';
     std::string text = "policy " + library.name + " refuses '" + options + "'";
-    if (error[0] != '\0') text.append(": ").append(error);
+    // For people, and through gRPC, which drops a message with bytes that are no UTF-8.
+    if (error[0] != '\0') text.append(": ").append(for_people(error));
     if (const char* known = library.api->options; known != nullptr && *known != '\0')
-      text.append("; it has ").append(known);
+      text.append("; it has ").append(for_people(known));
     return Fault{FaultCode::kInvalid, std::move(text)};
   }
   return std::unique_ptr<EvictionPolicy>(new LibraryPolicy(library, policy, shape));

@@ -22,7 +22,10 @@ static void* create(const moecached_policy_shape* shape, const char* options, ch
     self->lie = (lie)i;
     return self;
   }
-  if (strcmp(options, "lie=silent") != 0) snprintf(error, error_bytes, "it knows no such lie");
+  if (strcmp(options, "lie=noise") == 0)
+    memset(error, 0xff, error_bytes); /* no text, and no end */
+  else if (strcmp(options, "lie=silent") != 0)
+    snprintf(error, error_bytes, "it knows no such lie");
   return NULL;
 }
 static void destroy(void* self) { free(self); }

@@ -93,6 +93,11 @@ TEST_F(LibraryPolicyTest, ACreateThatRefusesSaysWhy) {
   EXPECT_THAT(error_of("lib:lru2:period=1001"), HasSubstr("period must be a whole number from 0 to 1000"));
 }
 
+TEST_F(LibraryPolicyTest, ARefusalThatIsNoTextIsMadeOne) {
+  EXPECT_EQ(error_of("lib:liar:lie=noise"),
+            "policy lib:liar refuses 'lie=noise': " + std::string(255, '?') + "; it has lie");
+}
+
 TEST_F(LibraryPolicyTest, AdmissionStandsBeforeItAndItsOptionIsNotSeenByIt) {
   EXPECT_EQ(error_of("LIB:lru2:admit=second-miss,period=3"), "no error");
   EXPECT_THAT(error_of("lib:lru2:admit=never"), HasSubstr("policy lib:lru2: admit=never is not one of"));

@@ -1,4 +1,4 @@
-#include "daemon/model/text.h"
+#include "daemon/base/text.h"
 
 #include <gtest/gtest.h>
 

@@ -40,6 +40,14 @@ TEST_F(ConfigErrors, BrokenTomlNamesItsLine) {
   EXPECT_THAT(error("[pool]\nslots = 1\nslots = 2\n"), StartsWith(file() + ":3: "));
 }
 
+TEST_F(ConfigErrors, PunctuationWhereAKeyShouldBeIsAFaultAndNoAssertion) {
+  EXPECT_THAT(error("[!]\n"), AllOf(HasSubstr(":1: "), HasSubstr("saw '!'")));
+}
+
+TEST_F(ConfigErrors, ALetterWhereAKeyShouldBeIsAFault) {
+  EXPECT_THAT(error("\u00d3 = 1\n"), HasSubstr(":1: "));
+}
+
 TEST_F(ConfigErrors, AMissingFileIsNamed) {
   const Result<Config> config = load_flags({"moecached", "--config", "/nowhere/x.toml"});
   ASSERT_FALSE(config);

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "bench/replay/line_reader.h"
+#include "daemon/base/text.h"
 
 namespace moecached::replay {
 namespace {
@@ -18,13 +19,7 @@ constexpr std::uint32_t kLayersMax = 4096, kExpertsMax = 4096, kColumnsMax = 409
 constexpr std::size_t kFirstId = 3;  // columns before it: seq, tok, phase
 
 // What a file holds, for a message: short, and harmless to a terminal.
-std::string shown(std::string_view text) {
-  std::string out(text.substr(0, 40));
-  for (char& c : out) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return out;
-}
+std::string shown(std::string_view text) { return for_people(text.substr(0, 40)); }
 
 Fault invalid(std::string text) { return Fault{FaultCode::kInvalid, std::move(text)}; }
 

@@ -1,6 +1,5 @@
 // Lanes on GPUs: which are open, what they have completed, and which experts their logs say they used.
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "daemon/ipc/gpu_service_state.h"
@@ -42,6 +41,10 @@ void GpuService::sync_lanes(std::span<Session* const> sessions) {
       lane->entry = models_.at(model_id).get();
       lane->words = &words;
       lane->uses = uses_.of_label(ModelId(model_id), session->label());
+      lane->reader = std::make_unique<GpuLogReader>(
+          opened->second.model->log_geometry(),
+          static_cast<std::uint32_t>(opened->second.model->layout().layers.size()),
+          opened->second.model->layout().n_expert_used);
       lane->log = opened->second.log->bytes().data() + i * opened->second.model->log_bytes_per_lane();
       lane->drained = load_word(words.completed);
       std::atomic_ref(words.tail).store(lane->drained, std::memory_order_release);
@@ -82,21 +85,14 @@ void GpuService::drain_lane(Lane& lane, std::uint64_t now_ns) {
   std::atomic_ref(lane.words->tail).store(completed, std::memory_order_release);
 }
 
-// One epoch's slots, token by token. The client wrote header and layers, its GPU the slots: all of it is
-// copied once and checked.
+// One epoch's slots, token by token.
 void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
   Entry& entry = *lane.entry;
   GpuModel& model = *entry.model;
-  const moecached_shm_gpu& geometry = model.log_geometry();
-  const std::byte* at = lane.log + (epoch % geometry.log_entries) * geometry.log_entry_bytes;
-  moecached_shm_log_entry header;
-  std::memcpy(&header, at, sizeof header);
-  if (header.epoch != epoch) return;  // not logged: the ring was full, or nothing to tell
-  const std::size_t n_layers = model.layout().layers.size();
-  const std::uint32_t k = model.layout().n_expert_used;
-  if (header.n_whole > n_layers || header.n_layers > n_layers - header.n_whole ||
-      header.n_layers + header.n_whole == 0 || header.n_tokens == 0 ||
-      header.n_tokens > MOECACHED_LOG_TOKENS) {
+  const GpuLogReader& log = *lane.reader;
+  const GpuLogOutcome outcome = lane.reader->read({lane.log, model.log_bytes_per_lane()}, epoch);
+  if (outcome == GpuLogOutcome::kNone) return;
+  if (outcome == GpuLogOutcome::kRefused) {
     ++lane.refused;
     return;
   }
@@ -105,47 +101,32 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
   // would hold what was in memory before the expert.
   if (entry.first_log_ns == 0 && model.load_state() == MOECACHED_COVERED)
     entry.first_log_ns = last_active_ns_;
-  auto layer_at = [&](std::uint32_t row) {
-    std::uint16_t index = 0;
-    std::memcpy(&index, at + sizeof header + row * sizeof index, sizeof index);
-    return index;
-  };
-  for (std::uint32_t row = header.n_layers; row < header.n_layers + header.n_whole; ++row) {
-    const std::uint16_t index = layer_at(row);
-    if (index >= n_layers || entry.all_resident[index] == 0) {
+  const std::uint32_t k = model.layout().n_expert_used;
+  for (const LayerIndex layer : log.whole()) {
+    if (entry.all_resident[layer.value] == 0) {
       ++lane.refused;
       return;
     }
     // Nothing to learn where nothing can be given up.
-    model.use[index].lookups += std::uint64_t{header.n_tokens} * k;
-    model.use[index].hits += std::uint64_t{header.n_tokens} * k;
-    entry.see(index);
+    model.use[layer.value].lookups += std::uint64_t{log.n_tokens()} * k;
+    model.use[layer.value].hits += std::uint64_t{log.n_tokens()} * k;
+    entry.see(layer.value);
   }
   const bool routed = entry.has_slots && lane.known_to_brain;
-  const Phase phase = (header.flags & MOECACHED_FLAG_PREFILL) != 0 ? Phase::kPrompt : Phase::kDecode;
-  if (routed && phase == Phase::kDecode) entry.decoded += header.n_tokens;
-  std::vector<std::int32_t> slots(std::size_t{header.n_tokens} * k);
-  for (std::uint32_t row = 0; row < header.n_layers; ++row) {
-    std::uint16_t layer_index = layer_at(row);
-    const bool by_expert = (layer_index & MOECACHED_LOG_BY_EXPERT) != 0;
-    layer_index = static_cast<std::uint16_t>(layer_index & ~MOECACHED_LOG_BY_EXPERT);
-    if (layer_index >= n_layers) {
-      ++lane.refused;
-      return;
-    }
-    const LayerIndex layer(layer_index);
-    entry.see(layer_index);
-    std::memcpy(slots.data(), at + geometry.log_slots_offset + std::size_t{row} * geometry.log_layer_bytes,
-                slots.size() * sizeof(std::int32_t));
-    for (std::uint32_t token = 0; token < header.n_tokens; ++token) {
+  const Phase phase = log.prefill() ? Phase::kPrompt : Phase::kDecode;
+  if (routed && phase == Phase::kDecode) entry.decoded += log.n_tokens();
+  for (std::size_t row = 0; row < log.rows().size(); ++row) {
+    const auto [layer, by_expert] = log.rows()[row];
+    entry.see(layer.value);
+    for (std::uint32_t token = 0; token < log.n_tokens(); ++token) {
       experts_.clear();
       std::uint64_t hits = 0, peer_hits = 0;
-      for (std::uint32_t i = 0; i < k; ++i) {
-        const std::int32_t slot = slots[std::size_t{token} * k + i];
-        const Found found = by_expert ? Found{.tier = Found::Tier::kRam, .expert = static_cast<std::uint32_t>(slot)}
-                                      : find_slot(entry, layer, slot);
+      for (const std::int32_t slot : log.slots(row, token)) {
+        const Found found = by_expert
+                                ? Found{.tier = Found::Tier::kRam, .expert = static_cast<std::uint32_t>(slot)}
+                                : find_slot(entry, layer, slot);
         const std::uint32_t expert = found.expert;
-        const bool is_known = expert < model.layout().layers[layer_index].n_experts;
+        const bool is_known = expert < model.layout().layers[layer.value].n_experts;
         if (!is_known || std::exchange(marks_[expert], 1) != 0) {
           for (const ExpertIndex marked : experts_) marks_[marked.value] = 0;
           ++lane.refused;
@@ -156,9 +137,9 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
         peer_hits += found.tier == Found::Tier::kPeer ? 1 : 0;
       }
       for (const ExpertIndex marked : experts_) marks_[marked.value] = 0;
-      model.use[layer_index].lookups += k;
-      model.use[layer_index].hits += hits;
-      model.use[layer_index].peer_hits += peer_hits;
+      model.use[layer.value].lookups += k;
+      model.use[layer.value].hits += hits;
+      model.use[layer.value].peer_hits += peer_hits;
       model.bytes_from_peers += peer_hits * model.expert_bytes(layer);
       const std::uint64_t in_place = (k - hits - peer_hits) * model.expert_bytes(layer);
       model.bytes_in_place += in_place;
@@ -168,8 +149,8 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
                  .graph = epoch,
                  .layer = layer,
                  .token = token,
-                 .n_tokens = header.n_tokens,
-                 .prefill = (header.flags & MOECACHED_FLAG_PREFILL) != 0},
+                 .n_tokens = log.n_tokens(),
+                 .prefill = log.prefill()},
                 experts_);
       if (lane.uses && phase == Phase::kDecode) lane.uses->add(layer, experts_);
       if (!routed) continue;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/ipc/gpu_log.h"
 #include "daemon/ipc/gpu_service.h"
 
 namespace moecached {
@@ -112,6 +113,7 @@ struct GpuService::Lane {
   Entry* entry = nullptr;
   moecached_shm_lane* words = nullptr;
   std::byte* log = nullptr;
+  std::unique_ptr<GpuLogReader> reader;
   std::uint64_t drained = 0;
   std::shared_ptr<LabelUses> uses;  // of the session's label
   bool known_to_brain = false;

@@ -22,15 +22,6 @@ moecached_handle_header header_of(moecached_handle_type type, std::size_t bytes,
           static_cast<std::uint32_t>(bytes), static_cast<std::uint32_t>(n_fds)};
 }
 
-// A C string of a client's message, cut at its array's end, with control characters replaced.
-std::string text_of(std::span<const char> from) {
-  std::string text(from.data(), ::strnlen(from.data(), from.size()));
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return text;
-}
-
 // A client that does not read its few replies is cut rather than waited for.
 bool delivered(const Result<PacketOutcome>& sent) { return sent && *sent == PacketOutcome::kDone; }
 
@@ -41,10 +32,6 @@ bool send_error(int socket, moecached_handle_error_code code, std::string_view t
   std::memcpy(message.text, text.data(), std::min(text.size(), sizeof message.text - 1));
   (void)send_packet(socket, std::as_bytes(std::span(&message, 1)), {});
   return false;
-}
-
-std::string expected_files() {
-  return "1 to " + std::to_string(static_cast<int>(MOECACHED_MAX_FILES)) + " descriptors are expected";
 }
 
 moecached_handle_error_code code_of(const Fault& fault) {
@@ -189,60 +176,26 @@ bool HandleServer::serve(Connection& connection) {
   if (packet->outcome == PacketOutcome::kWouldBlock) return true;
   if (packet->outcome == PacketOutcome::kClosed) return false;
   const std::span<const std::byte> message(buffer, packet->n_bytes);
-  moecached_handle_header header{};
-  if (message.size() < sizeof header)
-    return send_error(connection.socket.get(), MOECACHED_ERROR_MESSAGE, "message too short");
-  std::memcpy(&header, message.data(), sizeof header);
-  if (header.magic != MOECACHED_HANDLE_MAGIC) {
-    return send_error(connection.socket.get(), MOECACHED_ERROR_MESSAGE, "not a moecached client");
-  }
-  if (header.version != MOECACHED_HANDLE_VERSION) {
-    return send_error(connection.socket.get(), MOECACHED_ERROR_VERSION,
-                      "handle protocol version " + std::to_string(header.version) +
-                          ", this daemon (" MOECACHED_VERSION ") speaks " +
-                          std::to_string(MOECACHED_HANDLE_VERSION) + ": install matching versions");
-  }
-  if (header.bytes != message.size() || header.n_fds != packet->fds.size()) {
-    return send_error(connection.socket.get(), MOECACHED_ERROR_MESSAGE,
-                      "message and header disagree about size or descriptors");
-  }
-  switch (header.type) {
-    case MOECACHED_HANDLE_HELLO:
-      return hello(connection, message, std::move(packet->fds));
-    case MOECACHED_HANDLE_MODEL_OPEN:
-      return open_model(connection, message, std::move(packet->fds));
-    case MOECACHED_HANDLE_GPU_OPEN:
-      return open_gpu_model(connection, message, std::move(packet->fds));
-    case MOECACHED_HANDLE_GPU_FETCH:
-      return fetch(connection, message, packet->fds.size());
-    case MOECACHED_HANDLE_GPU_PROBE:
-      return probe(connection, message, packet->fds.size());
-    default:
-      return send_error(connection.socket.get(), MOECACHED_ERROR_MESSAGE,
-                        "unknown message type " + std::to_string(header.type));
-  }
+  HandleMessage read = read_handle_message(message, packet->fds.size(), connection.session != nullptr);
+  if (const auto* refusal = std::get_if<HandleRefusal>(&read))
+    return send_error(connection.socket.get(), refusal->code, refusal->text);
+  if (auto* said = std::get_if<HelloMessage>(&read)) return hello(connection, *said, std::move(packet->fds));
+  if (auto* open = std::get_if<ModelOpenMessage>(&read))
+    return open_model(connection, *open, std::move(packet->fds));
+  if (auto* open = std::get_if<GpuOpenMessage>(&read))
+    return open_gpu_model(connection, *open, std::move(packet->fds));
+  if (const auto* wanted = std::get_if<GpuProbeMessage>(&read)) return probe(connection, *wanted);
+  return fetch(connection, std::get<GpuFetchMessage>(read));
 }
 
-bool HandleServer::hello(Connection& connection, std::span<const std::byte> message,
-                         std::vector<UniqueFd> fds) {
+bool HandleServer::hello(Connection& connection, const HelloMessage& hello, std::vector<UniqueFd> fds) {
   const int socket = connection.socket.get();
-  moecached_handle_hello hello{};
-  if (message.size() != sizeof hello || fds.size() > 1)
-    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed hello");
-  if (connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "hello twice");
-  std::memcpy(&hello, message.data(), sizeof hello);
-  if (hello.shm_version != MOECACHED_SHM_VERSION) {
-    return send_error(socket, MOECACHED_ERROR_VERSION,
-                      "shared-memory layout version " + std::to_string(hello.shm_version) +
-                          ", this daemon (" MOECACHED_VERSION ") uses " +
-                          std::to_string(MOECACHED_SHM_VERSION) + ": install matching versions");
-  }
   auto peer = peer_credentials(socket);
   if (!peer) return send_error(socket, MOECACHED_ERROR_SYSTEM, peer.error().text);
   Session::Parameters parameters{.id = SessionId(next_session_id_++),
                                  .boot_epoch = boot_epoch_,
                                  .peer = {static_cast<std::uint32_t>(peer->pid), peer->uid, peer->gid},
-                                 .label = text_of(hello.label),
+                                 .label = hello.label,
                                  .pidfd = {}};
   // The kernel's word where it can be had; across PID namespaces it says 0, and only the client's own pidfd
   // helps.
@@ -271,24 +224,17 @@ bool HandleServer::hello(Connection& connection, std::span<const std::byte> mess
   return true;
 }
 
-bool HandleServer::open_model(Connection& connection, std::span<const std::byte> message,
+bool HandleServer::open_model(Connection& connection, const ModelOpenMessage& open,
                               std::vector<UniqueFd> fds) {
   const int socket = connection.socket.get();
-  moecached_handle_model_open open{};
-  if (!connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "say hello first");
-  if (message.size() != sizeof open || fds.empty() || fds.size() > MOECACHED_MAX_FILES) {
-    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed model-open: " + expected_files());
-  }
-  std::memcpy(&open, message.data(), sizeof open);
-  const std::string name = text_of(open.name);
   // A refused model leaves the session as it is: the client may go on with others.
   auto refuse = [&](const Fault& fault) {
-    spdlog::warn("model refused session={} name={} reason={}", connection.session->id().value, name,
+    spdlog::warn("model refused session={} name={} reason={}", connection.session->id().value, open.name,
                  fault.text);
     send_error(socket, code_of(fault), fault.text);
     return true;
   };
-  auto model = register_model(core_, std::move(fds), name);
+  auto model = register_model(core_, std::move(fds), open.name);
   if (!model) return refuse(model.error());
   auto stream = make_stream_segment(**model);
   if (!stream) return refuse(stream.error());
@@ -304,27 +250,20 @@ bool HandleServer::open_model(Connection& connection, std::span<const std::byte>
   const int handles[] = {(*model)->segment_fd(), (*model)->pool().export_fd(), (*opened)->fd()};
   if (!delivered(send_packet(socket, std::as_bytes(std::span(&reply, 1)), handles))) return false;
   spdlog::info("model opened session={} model={} name={} pool_bytes={}", connection.session->id().value,
-               reply.model_id, name, (*model)->pool().bytes_backed_max());
+               reply.model_id, open.name, (*model)->pool().bytes_backed_max());
   return true;
 }
 
-bool HandleServer::open_gpu_model(Connection& connection, std::span<const std::byte> message,
+bool HandleServer::open_gpu_model(Connection& connection, const GpuOpenMessage& open,
                                   std::vector<UniqueFd> fds) {
   const int socket = connection.socket.get();
-  moecached_handle_gpu_open open{};
-  if (!connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "say hello first");
-  if (message.size() != sizeof open || fds.empty() || fds.size() > MOECACHED_MAX_FILES) {
-    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed gpu-open: " + expected_files());
-  }
-  std::memcpy(&open, message.data(), sizeof open);
   GpuOpener::Request request{.connection = socket,
                              .session = connection.session->id(),
                              .shards = std::move(fds),
-                             .name = text_of(open.name),
-                             .gpu = {},
-                             .reads_peers = (open.flags & MOECACHED_GPU_OPEN_PEERS) != 0,
-                             .no_peers_reason = text_of(open.no_peers_reason)};
-  std::ranges::copy(open.uuid, request.gpu.uuid.begin());
+                             .name = open.name,
+                             .gpu = {.uuid = open.uuid},
+                             .reads_peers = open.reads_peers,
+                             .no_peers_reason = open.no_peers_reason};
   // Answered by gpu_opened; until then nothing more is read from this client.
   epoll_.remove(socket);
   opener_->submit(std::move(request));
@@ -364,16 +303,9 @@ void HandleServer::gpu_opened(GpuOpener::Done& done) {
                reply.model_id, done.name, to_string(done.gpu));
 }
 
-bool HandleServer::probe(Connection& connection, std::span<const std::byte> message, std::size_t n_fds) {
+bool HandleServer::probe(Connection& connection, const GpuProbeMessage& request) {
   const int socket = connection.socket.get();
-  moecached_handle_gpu_probe request{};
-  if (!connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "say hello first");
-  if (message.size() != sizeof request || n_fds != 0)
-    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed gpu-probe");
-  std::memcpy(&request, message.data(), sizeof request);
-  GpuId gpu;
-  std::ranges::copy(request.uuid, gpu.uuid.begin());
-  auto shared = core_.gpu().share_probes(gpu);
+  auto shared = core_.gpu().share_probes({.uuid = request.uuid});
   if (!shared) {
     send_error(socket, code_of(shared.error()), shared.error().text);
     return true;
@@ -385,13 +317,8 @@ bool HandleServer::probe(Connection& connection, std::span<const std::byte> mess
   return delivered(send_packet(socket, std::as_bytes(std::span(&reply, 1)), handles));
 }
 
-bool HandleServer::fetch(Connection& connection, std::span<const std::byte> message, std::size_t n_fds) {
+bool HandleServer::fetch(Connection& connection, const GpuFetchMessage& request) {
   const int socket = connection.socket.get();
-  moecached_handle_gpu_fetch request{};
-  if (!connection.session) return send_error(socket, MOECACHED_ERROR_MESSAGE, "say hello first");
-  if (message.size() != sizeof request || n_fds != 0)
-    return send_error(socket, MOECACHED_ERROR_MESSAGE, "malformed gpu-fetch");
-  std::memcpy(&request, message.data(), sizeof request);
   const std::shared_ptr<GpuModel> model =
       core_.call([&](Core& core) { return core.gpu_model_of(connection.session->id(), request.model_id); });
   if (!model) {
@@ -401,9 +328,7 @@ bool HandleServer::fetch(Connection& connection, std::span<const std::byte> mess
   }
   const bool host = request.memory == MOECACHED_GPU_MEMORY_HOST;
   const std::uint32_t limit = host ? model->n_parts() : model->n_chunks();
-  if ((!host && request.memory != MOECACHED_GPU_MEMORY_CHUNK) || request.count == 0 ||
-      request.count > MOECACHED_FETCH_MAX || request.first >= limit ||
-      request.count > limit - request.first) {
+  if ((!host && request.memory != MOECACHED_GPU_MEMORY_CHUNK) || !request.lies_within(limit)) {
     send_error(socket, MOECACHED_ERROR_MESSAGE,
                "gpu-fetch of " + std::to_string(request.count) + " handles from " +
                    std::to_string(request.first) + ": there are " + std::to_string(limit));

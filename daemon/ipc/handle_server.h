@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "daemon/config/config.h"
 #include "daemon/ipc/core.h"
 #include "daemon/ipc/gpu_opener.h"
+#include "daemon/ipc/handle_message.h"
 #include "daemon/ipc/session.h"
 #include "daemon/platform/epoll.h"
 #include "daemon/platform/eventfd.h"
@@ -44,12 +44,12 @@ class HandleServer {
   void accept_all();
   // Returns false when the connection is to be closed.
   bool serve(Connection& connection);
-  bool hello(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
-  bool open_model(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
-  bool open_gpu_model(Connection& connection, std::span<const std::byte> message, std::vector<UniqueFd> fds);
+  bool hello(Connection& connection, const HelloMessage& hello, std::vector<UniqueFd> fds);
+  bool open_model(Connection& connection, const ModelOpenMessage& open, std::vector<UniqueFd> fds);
+  bool open_gpu_model(Connection& connection, const GpuOpenMessage& open, std::vector<UniqueFd> fds);
   void gpu_opened(GpuOpener::Done& done);
-  bool probe(Connection& connection, std::span<const std::byte> message, std::size_t n_fds);
-  bool fetch(Connection& connection, std::span<const std::byte> message, std::size_t n_fds);
+  bool probe(Connection& connection, const GpuProbeMessage& request);
+  bool fetch(Connection& connection, const GpuFetchMessage& request);
   void close(int fd);
 
   const Config config_;

@@ -1,5 +1,4 @@
-// What the tests of daemon/model share: reading images, and one independent statement of what a sound layout
-// is.
+// What the tests of daemon/model share: reading images, and looking at what came out.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -15,6 +14,7 @@
 #include "daemon/model/gguf.h"
 #include "daemon/model/model_layout.h"
 #include "tests/support/gguf_builder.h"
+#include "tests/support/layout_check.h"
 
 namespace moecached::test {
 
@@ -49,10 +49,6 @@ void expect_fault(const Result<T>& result, FaultCode code, std::initializer_list
   for (const std::string_view word : words)
     EXPECT_THAT(result.error().text, testing::HasSubstr(std::string(word)));
 }
-
-// Empty, or the first thing wrong. Written against the contract in model_layout.h, with 128-bit arithmetic.
-std::string unsound(const ModelLayout& layout, std::span<const std::uint64_t> file_bytes,
-                    std::uint32_t direct_alignment);
 
 const PartLayout* find_part(const ModelLayout& layout, std::string_view name);
 

@@ -1,6 +1,7 @@
 # make demo   installs what is needed, builds, and runs an unmodified llama.cpp through moecached
 # make test   installs, builds and runs the tests
 # make bench  prints a row a figure: name, value, goal, met or not
+# make fuzz   looks for inputs that break the parsers (SECONDS=600 for each target, FUZZ="gguf ring": those alone)
 # make bench-replay  every eviction policy on routing traces (TRACES=folder)
 BUILD ?= build
 TYPE ?= Release
@@ -9,8 +10,9 @@ JOBS ?= $(shell nproc)
 LLAMA_SOURCE ?= $(BUILD)/llama/source
 LLAMA_LIBS ?= $(BUILD)/llama/lib
 TRACES ?= tests/data
+SECONDS ?= 60
 
-.PHONY: all deps llama configure build demo test bench bench-replay install clean
+.PHONY: all deps llama configure build demo test bench bench-replay fuzz install clean
 all: build
 
 deps:
@@ -41,6 +43,11 @@ bench: build
 bench-replay: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target moecache-sim
 	@python3 bench/replay/run.py --build $(BUILD) --traces $(TRACES)
+
+fuzz: configure
+	@scripts/install_deps.sh clang libclang-rt-14-dev
+	@cmake --build $(BUILD) -j $(JOBS) --target fuzz_seed_files
+	@python3 tests/fuzz/run.py --build $(BUILD) --seconds $(SECONDS) $(FUZZ)
 
 install: build
 	@cmake --install $(BUILD)

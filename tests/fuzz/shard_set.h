@@ -21,7 +21,7 @@ struct Shard {
 
 inline constexpr std::array<char, 6> kShardsMagic = {'S', 'H', 'A', 'R', 'D', 'S'};
 inline constexpr std::size_t kShardsMax = 8;
-inline constexpr std::uint32_t kShardBytesMax = 1u << 30;
+inline constexpr std::uint32_t kShardBytesMax = 1u << 20;
 
 inline std::vector<Shard> unpack_shards(std::span<const std::byte> input) {
   std::uint16_t n = 0;

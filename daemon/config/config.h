@@ -60,6 +60,13 @@ struct Config {
 
   std::uint32_t max_sessions = 64;
   std::uint32_t max_models = 16;
+  // Of one user's sessions together; user_limits.h.
+  std::uint32_t max_user_sessions = 48;
+  std::uint32_t max_user_files = 512;
+  std::uint64_t max_user_bytes = 0;  // 0: no limit of its own
+  std::uint32_t hello_seconds = 10;  // a client that has not said hello by then is cut
+  std::string model_roots;  // folders in which models and files of counts must lie, separated by colons;
+                            // empty: anywhere
   bool reflection = false;  // gRPC server reflection
 
   std::string log_level = "info";

@@ -117,6 +117,17 @@ Status parse_directory(std::string_view text, std::string* out) {
   return ok();
 }
 
+Status parse_directories(std::string_view text, std::string* out) {
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view path = rest.substr(0, rest.find(':'));
+    if (!path.starts_with('/') || path.find('\0') != std::string_view::npos)
+      return invalid("must be absolute paths separated by colons, or empty");
+    rest.remove_prefix(std::min(rest.size(), path.size() + 1));
+  }
+  *out = text;
+  return ok();
+}
+
 Status parse_state_directory(std::string_view text, std::string* out) {
   if (text != "auto" && text != "none") {
     if (text.empty() || text[0] != '/') return invalid("must be an absolute path, auto or none");
@@ -340,6 +351,33 @@ constexpr std::array kSettings = {
               return store(parse_number(t, {1, 256}), &c.max_models);
             },
             [](const C& c) { return std::to_string(c.max_models); }},
+    Setting{"limits.user_sessions", "", kInteger, "N", "sessions of one user (48)",
+            [](C& c, T t) {
+              return store(parse_number(t, {1, 4096}), &c.max_user_sessions);
+            },
+            [](const C& c) { return std::to_string(c.max_user_sessions); }},
+    Setting{"limits.user_files", "", kInteger, "N",
+            "descriptors that the daemon holds for one user: 4 a session, 1 an open model, 1 a shard (512)",
+            [](C& c, T t) {
+              return store(parse_number(t, {8, 1u << 20}), &c.max_user_files);
+            },
+            [](const C& c) { return std::to_string(c.max_user_files); }},
+    Setting{"limits.user_bytes", "", kSize, "SIZE",
+            "memory for models that one user has open; 0: only the pool limits it (0)",
+            [](C& c, T t) {
+              return store(parse_bounded_size(t, {0, 1ull << 46}), &c.max_user_bytes);
+            },
+            [](const C& c) { return std::to_string(c.max_user_bytes); }},
+    Setting{"limits.hello_seconds", "", kInteger, "N",
+            "after which a client that has not said hello is cut (10)",
+            [](C& c, T t) {
+              return store(parse_number(t, {1, 3600}), &c.hello_seconds);
+            },
+            [](const C& c) { return std::to_string(c.hello_seconds); }},
+    Setting{"models.roots", "", kText, "PATH:PATH",
+            "folders in which models and files for prewarm must lie (anywhere)",
+            [](C& c, T t) { return parse_directories(t, &c.model_roots); },
+            [](const C& c) { return c.model_roots; }},
     Setting{
         "log.level", "", kText, "LEVEL", "trace, debug, info, warning, error or critical (info)",
         [](C& c, T t) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,7 @@
 #include "daemon/ipc/shadows.h"
 #include "daemon/ipc/shared_model.h"
 #include "daemon/ipc/use_counts.h"
+#include "daemon/ipc/user_limits.h"
 #include "daemon/ipc/warm_start.h"
 #include "daemon/platform/device.h"
 #include "daemon/platform/epoll.h"
@@ -68,8 +70,10 @@ class Core {
     std::vector<FileIdentity> identity;
     std::vector<FileId> files;
     std::uint32_t direct_alignment = 0;
+    std::uint64_t bytes_max = std::numeric_limits<std::uint64_t>::max();  // what the user may still take
   };
-  Result<ModelFiles> begin_model(std::vector<UniqueFd> shards);
+  // session: who asks, whose user's limits count; 0: the control plane.
+  Result<ModelFiles> begin_model(std::vector<UniqueFd> shards, SessionId session);
   Result<std::shared_ptr<SharedModel>> finish_model(ModelFiles files, Result<ModelLayout> layout,
                                                     std::string name, WarmStart warm);
   // Returns the stream segment of this model in this session: `stream`, or the one of an earlier open.
@@ -82,7 +86,9 @@ class Core {
     ModelFiles files;
     ModelId id;  // for the model to be made
   };
-  Result<GpuModelFiles> begin_gpu_model(std::vector<UniqueFd> shards, const GpuId& gpu);
+  Result<GpuModelFiles> begin_gpu_model(std::vector<UniqueFd> shards, const GpuId& gpu, SessionId session);
+  // Whether the session's user may have so much pinned memory more.
+  [[nodiscard]] Status may_pin(SessionId session, std::uint64_t bytes) const;
   // Takes the model, or the fault that kept it from being made.
   Result<std::shared_ptr<GpuModel>> finish_gpu_model(const ModelFiles& files,
                                                      Result<std::shared_ptr<GpuModel>> model, WarmStart warm);
@@ -185,6 +191,10 @@ class Core {
   void finish_stream(const ReadTable::StreamDone& done);
   static void answer_stream(Lane& lane, std::uint32_t half, std::uint32_t seq, GrantStatus status);
   void grant(Lane& lane, std::uint32_t seq, GrantStatus status);
+  [[nodiscard]] UserUse use_of(std::uint32_t uid) const;
+  // Whether the session's user may open a model, of which `files` and `bytes` count if it has not opened it
+  // yet.
+  [[nodiscard]] Status may_open(const Session& session, std::uint32_t model, UserUse of_model) const;
   void reap_sessions();
   void release_session(SessionState& state);
   [[nodiscard]] Lane* find_lane(std::uint64_t key);

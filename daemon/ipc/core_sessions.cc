@@ -1,8 +1,10 @@
 // The core loop's bookkeeping of sessions, lanes and models: who is connected, what is registered, what may
 // be dropped.
 #include <algorithm>
+#include <set>
 
 #include "daemon/base/check.h"
+#include "daemon/config/size.h"
 #include "daemon/ipc/core.h"
 #include "daemon/platform/pidfd.h"
 
@@ -14,6 +16,10 @@ Status Core::add_session(const std::shared_ptr<Session>& session) {
                  "the daemon serves " + std::to_string(sessions_.size()) +
                      " sessions already, limits.sessions = " + std::to_string(config_.max_sessions)};
   }
+  UserUse would = use_of(session->peer().uid);
+  ++would.sessions;
+  would.files += kFilesOfSession;
+  if (Status may = check_user(session->peer().uid, would, config_); !may) return may;
   if (auto added = epoll_.add(session->doorbell().fd(), EPOLLIN, session->id().value << 2 | kWakeDoorbell);
       !added)
     return added;
@@ -116,7 +122,47 @@ std::uint64_t Core::reserved_bytes() const {
   return bytes;
 }
 
-Result<Core::ModelFiles> Core::begin_model(std::vector<UniqueFd> shards) {
+UserUse Core::use_of(std::uint32_t uid) const {
+  UserUse use;
+  std::set<std::uint32_t> counted;
+  for (const auto& [id, state] : sessions_) {
+    const Session& session = *state.session;
+    if (session.peer().uid != uid) continue;
+    ++use.sessions;
+    use.files += kFilesOfSession + kFilesOfOpen * (session.models.size() + session.gpu_models.size());
+    for (const auto& [model, opened] : session.models) {
+      if (!counted.insert(model).second) continue;
+      use.files += opened.model->files().size();
+      use.bytes += opened.model->pool().bytes_backed_max();
+    }
+    for (const auto& [model, opened] : session.gpu_models) {
+      if (!counted.insert(model).second) continue;
+      use.files += opened.model->files().size();
+      use.bytes += opened.model->ram().bytes();
+    }
+  }
+  return use;
+}
+
+Status Core::may_open(const Session& session, std::uint32_t model, UserUse of_model) const {
+  const bool has_it = std::ranges::any_of(sessions_, [&](const auto& entry) {
+    const Session& other = *entry.second.session;
+    return other.peer().uid == session.peer().uid &&
+           (other.models.contains(model) || other.gpu_models.contains(model));
+  });
+  UserUse would = use_of(session.peer().uid);
+  would.files += kFilesOfOpen + (has_it ? 0 : of_model.files);
+  would.bytes += has_it ? 0 : of_model.bytes;
+  return check_user(session.peer().uid, would, config_);
+}
+
+Status Core::may_pin(SessionId session, std::uint64_t bytes) const {
+  const auto it = sessions_.find(session.value);
+  if (it == sessions_.end()) return Fault{FaultCode::kNotFound, "the session is gone"};
+  return may_open(*it->second.session, 0, {.bytes = bytes});
+}
+
+Result<Core::ModelFiles> Core::begin_model(std::vector<UniqueFd> shards, SessionId session) {
   ModelFiles out;
   for (const UniqueFd& shard : shards) {
     auto identity = file_identity(shard.get());
@@ -128,6 +174,12 @@ Result<Core::ModelFiles> Core::begin_model(std::vector<UniqueFd> shards) {
       out.existing = model;
       return out;
     }
+  }
+  if (const auto it = sessions_.find(session.value); it != sessions_.end()) {
+    // Before anything makes room for it.
+    if (Status may = may_open(*it->second.session, 0, {.files = shards.size()}); !may)
+      return std::move(may).error();
+    out.bytes_max = user_bytes_left(use_of(it->second.session->peer().uid), config_);
   }
   if (models_.size() + gpu_.n_models() >= config_.max_models) {
     std::uint64_t freed = 0;
@@ -158,7 +210,8 @@ void Core::remove_files(const ModelFiles& files) {
   for (const FileId id : files.files) ssd_->remove_file(id);
 }
 
-Result<Core::GpuModelFiles> Core::begin_gpu_model(std::vector<UniqueFd> shards, const GpuId& gpu) {
+Result<Core::GpuModelFiles> Core::begin_gpu_model(std::vector<UniqueFd> shards, const GpuId& gpu,
+                                                  SessionId session) {
   GpuModelFiles out;
   for (const UniqueFd& shard : shards) {
     auto identity = file_identity(shard.get());
@@ -167,6 +220,10 @@ Result<Core::GpuModelFiles> Core::begin_gpu_model(std::vector<UniqueFd> shards, 
   }
   out.existing = gpu_.find_model(out.files.identity, gpu);
   if (out.existing) return out;
+  if (const auto it = sessions_.find(session.value); it != sessions_.end()) {
+    if (Status may = may_open(*it->second.session, 0, {.files = shards.size()}); !may)
+      return std::move(may).error();
+  }
   out.ram = gpu_.find_ram(out.files.identity);
   if (models_.size() + gpu_.n_models() >= config_.max_models) {
     if (!drop_idle_gpu_model()) {
@@ -208,6 +265,10 @@ Result<std::shared_ptr<Memfd>> Core::open_gpu_in_session(SessionId session, Sess
   const std::uint32_t id = opened.model->id().value;
   if (gpu_.find_model(id) != opened.model)
     return Fault{FaultCode::kNotFound, "the model was dropped meanwhile: open it again"};
+  if (!it->second.session->gpu_models.contains(id)) {
+    const UserUse of_model{.files = opened.model->files().size(), .bytes = opened.model->ram().bytes()};
+    if (Status may = may_open(*it->second.session, id, of_model); !may) return std::move(may).error();
+  }
   gpu_.open_in_session(*it->second.session, std::move(opened));
   return it->second.session->gpu_models.at(id).log;
 }
@@ -245,10 +306,15 @@ Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result
   Result<std::vector<std::uint32_t>> slots = Fault{};
   for (;;) {
     const std::uint64_t reserved = reserved_bytes();
-    const std::uint64_t budget = config_.pool_bytes > reserved ? config_.pool_bytes - reserved : 0;
-    slots = plan_slots(*layout, config_.slots, budget);
+    const std::uint64_t free = config_.pool_bytes > reserved ? config_.pool_bytes - reserved : 0;
+    slots = plan_slots(*layout, config_.slots, std::min(free, files.bytes_max));
     const bool whole = slots && std::ranges::equal(*slots, layout->layers, {}, {}, &LayerLayout::n_experts);
     if (slots && (whole || config_.slots.kind != SlotsSpec::Kind::kAuto)) break;
+    if (files.bytes_max < free) {  // no model of others that went would make it more
+      if (!slots)
+        slots.error().text += " (of limits.user_bytes, " + format_size(files.bytes_max) + " are left)";
+      break;
+    }
     std::uint64_t freed = 0;
     if (!drop_idle_model(&freed)) break;
   }
@@ -290,6 +356,11 @@ Result<std::shared_ptr<Memfd>> Core::open_in_session(SessionId session,
   if (it == sessions_.end()) return Fault{FaultCode::kNotFound, "the session is gone"};
   if (!models_.contains(model->id().value))
     return Fault{FaultCode::kNotFound, "the model was dropped meanwhile: open it again"};
+  if (!it->second.session->models.contains(model->id().value)) {
+    const UserUse of_model{.files = model->files().size(), .bytes = model->pool().bytes_backed_max()};
+    if (Status may = may_open(*it->second.session, model->id().value, of_model); !may)
+      return std::move(may).error();
+  }
   auto [place, is_new] =
       it->second.session->models.try_emplace(model->id().value, Session::Opened{model, std::move(stream)});
   if (is_new) ++model->sessions;

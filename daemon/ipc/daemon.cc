@@ -30,24 +30,26 @@ std::uint64_t random_word() {
 
 Result<std::unique_ptr<Daemon>> Daemon::start(const Config& config) {
   const std::uint64_t boot_epoch = random_word();
+  auto roots = FileRoots::open(config.model_roots);
+  if (!roots) return std::move(roots).error().with_context("models.roots");
   auto core = Core::create(config, boot_epoch);
   if (!core) return std::move(core).error();
-  std::unique_ptr<Daemon> daemon(new Daemon(config, boot_epoch, *std::move(core)));
+  std::unique_ptr<Daemon> daemon(new Daemon(config, boot_epoch, *std::move(core), *std::move(roots)));
   daemon->core_->start();
   for (const std::string& spec : {config.policy, config.gpu.policy}) {
     Status loaded = load_policy_library(*daemon->core_, config.policy_directory, spec);
     if (loaded) loaded = daemon->core_->call([&](Core& loop) { return loop.check_policy(spec); });
     if (!loaded) return std::move(loaded).error();
   }
-  auto handles = HandleServer::start(config, *daemon->core_, boot_epoch);
+  auto handles = HandleServer::start(config, *daemon->core_, daemon->roots_, boot_epoch);
   if (!handles) return std::move(handles).error();
   daemon->handles_ = *std::move(handles);
   daemon->keeper_ = std::thread([raw = daemon.get()] { raw->keep(); });
   return daemon;
 }
 
-Daemon::Daemon(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<Core> core)
-    : config_(config), boot_epoch_(boot_epoch), core_(std::move(core)) {}
+Daemon::Daemon(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<Core> core, FileRoots roots)
+    : config_(config), boot_epoch_(boot_epoch), core_(std::move(core)), roots_(std::move(roots)) {}
 
 Daemon::~Daemon() { stop(); }
 
@@ -137,8 +139,10 @@ Result<PrewarmReport> Daemon::prewarm(std::uint32_t wanted, const std::string& p
   if (!id) return std::move(id).error();
   const auto shapes = core_->call([&](Core& core) { return core.block_shapes(*id); });
   // On this thread: files are slow, and the loop must not wait for one.
-  auto list = read_prewarm_source(path, shapes);
-  if (!list) return std::move(list).error();
+  auto file = open_by_name(path);
+  if (!file) return std::move(file).error();
+  auto list = read_prewarm_source(file->get(), shapes);
+  if (!list) return std::move(list).error().with_context(path);
   PrewarmReport report{.model = *id};
   for (const LayerUses& layer : list->layers)
     report.layers += std::ranges::any_of(layer.counts, [](std::uint64_t count) { return count > 0; }) ? 1 : 0;
@@ -190,6 +194,18 @@ std::string Daemon::default_policy() {
   return core_->call([](Core& core) { return core.default_policy(); });
 }
 
+// As the daemon's user. Without waiting: a FIFO is no file. With roots, what is outside of them and what
+// there is none of are told alike.
+Result<UniqueFd> Daemon::open_by_name(const std::string& path) const {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (roots_.any() && (!fd || !roots_.check(fd.get())))
+    return Fault{FaultCode::kInvalid, path + " is no readable file beneath models.roots"};
+  if (fd) return fd;
+  Fault fault = system_fault("open " + path, errno);
+  if (errno == ENOENT) fault.code = FaultCode::kNotFound;
+  return fault;
+}
+
 Result<std::uint32_t> Daemon::register_model(const std::vector<std::string>& paths) {
   if (paths.empty() || paths.size() > MOECACHED_MAX_FILES) {
     return Fault{FaultCode::kInvalid, std::to_string(paths.size()) + " files given; a model has 1 to " +
@@ -197,10 +213,11 @@ Result<std::uint32_t> Daemon::register_model(const std::vector<std::string>& pat
   }
   std::vector<UniqueFd> shards;
   for (const std::string& path : paths) {
-    shards.emplace_back(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!shards.back()) return system_fault("open " + path, errno);
+    auto shard = open_by_name(path);
+    if (!shard) return std::move(shard).error();
+    shards.push_back(*std::move(shard));
   }
-  auto model = moecached::register_model(*core_, std::move(shards), {});
+  auto model = moecached::register_model(*core_, std::move(shards), {}, SessionId());
   if (!model) return std::move(model).error().with_context(paths.front());
   return (*model)->id().value;
 }

@@ -16,6 +16,8 @@
 #include "daemon/ipc/core.h"
 #include "daemon/ipc/daemon_control.h"
 #include "daemon/ipc/handle_server.h"
+#include "daemon/platform/fd.h"
+#include "daemon/platform/file_roots.h"
 
 namespace moecached {
 
@@ -44,7 +46,8 @@ class Daemon final : public DaemonControl {
   void close_recording(const std::shared_ptr<RoutingTap>& tap) override;
 
  private:
-  Daemon(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<Core> core);
+  Daemon(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<Core> core, FileRoots roots);
+  [[nodiscard]] Result<UniqueFd> open_by_name(const std::string& path) const;
   void keep();  // the keeper thread: saves now and then, empties the taps of challengers
   void drain_windows();
   void save_warmth();
@@ -52,11 +55,12 @@ class Daemon final : public DaemonControl {
   const std::uint64_t boot_epoch_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::unique_ptr<Core> core_;
+  const FileRoots roots_;
   std::unique_ptr<HandleServer> handles_;
   std::mutex keeper_mutex_;
   std::condition_variable keeper_wakes_;
   bool keeper_stops_ = false;  // guarded by keeper_mutex_
-  std::mutex saving_mutex_;  // of hot lists
+  std::mutex saving_mutex_;    // of hot lists
   std::mutex windows_mutex_;
   std::map<std::uint32_t, std::unique_ptr<EventWindow>> windows_;  // by model
   std::thread keeper_;

@@ -86,14 +86,19 @@ Result<std::shared_ptr<GpuModel>> GpuOpener::make_model(Request& request) {
     if (!readers.back()) return system_fault("duplicating a model's descriptor", errno);
     fds.push_back(readers.back().get());
   }
-  auto begun =
-      core_.call([&](Core& core) { return core.begin_gpu_model(std::move(request.shards), request.gpu); });
+  auto begun = core_.call([&](Core& core) {
+    return core.begin_gpu_model(std::move(request.shards), request.gpu, request.session);
+  });
   if (!begun) return std::move(begun).error();
   if (begun->existing) return begun->existing;
   Result<std::shared_ptr<GpuModel>> model = Fault{};
   WarmStart warm;
   if (auto layout = read_model_layout(fds, {.direct_alignment = 0}); !layout) {
     model = std::move(layout).error();
+  } else if (auto may = core_.call(
+                 [&](Core& core) { return core.may_pin(request.session, layout->expert_bytes_total); });
+             !may) {
+    model = std::move(may).error();
   } else {
     // Models that nobody uses make room, the one idle for longest first.
     do {

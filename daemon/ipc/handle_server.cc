@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "daemon/platform/pidfd.h"
@@ -15,7 +16,6 @@ namespace moecached {
 namespace {
 
 constexpr std::size_t kMessageMax = 4096;
-constexpr std::size_t kSilentConnections = 32;  // beyond limits.sessions, not greeted yet
 
 moecached_handle_header header_of(moecached_handle_type type, std::size_t bytes, std::size_t n_fds) {
   return {MOECACHED_HANDLE_MAGIC, MOECACHED_HANDLE_VERSION, static_cast<std::uint16_t>(type),
@@ -49,10 +49,23 @@ moecached_handle_error_code code_of(const Fault& fault) {
   return MOECACHED_ERROR_SYSTEM;
 }
 
+// What a client is told of a fault. What it did itself it may know; what a system call said tells of the
+// machine, its paths and limits, and that is for the log, unless the client is root or the daemon's own user.
+std::string told(const Fault& fault, std::uint32_t uid) {
+  if (fault.code != FaultCode::kSystem || uid == 0 || uid == ::geteuid()) return fault.text;
+  return "the daemon could not do it; its log says why";
+}
+
+std::uint64_t now_ms() {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                        std::chrono::steady_clock::now().time_since_epoch())
+                                        .count());
+}
+
 }  // namespace
 
 Result<std::shared_ptr<SharedModel>> register_model(Core& core, std::vector<UniqueFd> shards,
-                                                    std::string name) {
+                                                    std::string name, SessionId session) {
   // The SSD tier takes the given descriptors; the layout is read from duplicates.
   std::vector<UniqueFd> readers;
   std::vector<int> fds;
@@ -61,7 +74,7 @@ Result<std::shared_ptr<SharedModel>> register_model(Core& core, std::vector<Uniq
     if (!readers.back()) return system_fault("duplicating a model's descriptor", errno);
     fds.push_back(readers.back().get());
   }
-  auto files = core.call([&](Core& c) { return c.begin_model(std::move(shards)); });
+  auto files = core.call([&](Core& c) { return c.begin_model(std::move(shards), session); });
   if (!files) return std::move(files).error();
   if (files->existing) return files->existing;
   Result<ModelLayout> layout = read_model_layout(fds, {.direct_alignment = files->direct_alignment});
@@ -73,7 +86,7 @@ Result<std::shared_ptr<SharedModel>> register_model(Core& core, std::vector<Uniq
 }
 
 Result<std::unique_ptr<HandleServer>> HandleServer::start(const Config& config, Core& core,
-                                                          std::uint64_t boot_epoch) {
+                                                          const FileRoots& roots, std::uint64_t boot_epoch) {
   auto listener = PacketListener::listen(
       {.path = config.handle_socket, .mode = config.socket_mode, .group = config.socket_group});
   if (!listener) return std::move(listener).error();
@@ -85,22 +98,24 @@ Result<std::unique_ptr<HandleServer>> HandleServer::start(const Config& config, 
     if (auto added = epoll->add(fd, EPOLLIN, static_cast<std::uint64_t>(fd)); !added)
       return std::move(added).error();
   }
-  std::unique_ptr<HandleServer> server(
-      new HandleServer(config, core, boot_epoch, *std::move(listener), *std::move(wake), *std::move(epoll)));
+  std::unique_ptr<HandleServer> server(new HandleServer(config, core, roots, boot_epoch, *std::move(listener),
+                                                        *std::move(wake), *std::move(epoll)));
   server->opener_ = std::make_unique<GpuOpener>(server->config_, core, boot_epoch,
                                                 [raw = server.get()] { raw->wake_.signal(); });
   server->thread_ = std::thread([raw = server.get()] { raw->run(); });
   return server;
 }
 
-HandleServer::HandleServer(const Config& config, Core& core, std::uint64_t boot_epoch,
+HandleServer::HandleServer(const Config& config, Core& core, const FileRoots& roots, std::uint64_t boot_epoch,
                            PacketListener listener, EventFd wake, Epoll epoll)
     : config_(config),
       core_(core),
+      roots_(roots),
       boot_epoch_(boot_epoch),
       listener_(std::move(listener)),
       wake_(std::move(wake)),
-      epoll_(std::move(epoll)) {}
+      epoll_(std::move(epoll)),
+      unheard_(std::uint64_t{config.hello_seconds} * 1000) {}
 
 HandleServer::~HandleServer() {
   stopping_.store(true);
@@ -112,7 +127,8 @@ HandleServer::~HandleServer() {
 void HandleServer::run() {
   epoll_event events[64];
   while (!stopping_.load()) {
-    const std::size_t n = epoll_.wait(events, -1);
+    const std::size_t n = epoll_.wait(events, unheard_.wait_ms(now_ms()));
+    cut_silent();
     for (std::size_t i = 0; i < n && !stopping_.load(); ++i) {
       const int fd = static_cast<int>(events[i].data.u64);
       if (fd == wake_.fd()) {
@@ -139,15 +155,24 @@ void HandleServer::accept_all() {
     }
     UniqueFd socket = *std::move(accepted);
     if (!socket) return;
+    const auto peer = peer_credentials(socket.get());
     // A client is told why it is refused in answer to its hello: closing before it spoke would reset the
-    // connection, and the reason would be lost. Those that connect and say nothing are bounded too.
-    if (connections_.size() >= config_.max_sessions + kSilentConnections) continue;
+    // connection, and the reason would be lost.
+    if (!peer || !unheard_.add(socket.get(), peer->uid, now_ms())) continue;
     const int fd = socket.get();
     if (auto added = epoll_.add(fd, EPOLLIN, static_cast<std::uint64_t>(fd)); !added) {
       spdlog::warn("handle socket: {}", added.error().text);
+      unheard_.remove(fd);
       continue;
     }
-    connections_[fd].socket = std::move(socket);
+    connections_[fd] = {.socket = std::move(socket), .uid = peer->uid, .session = nullptr};
+  }
+}
+
+void HandleServer::cut_silent() {
+  for (int fd = 0; (fd = unheard_.expired(now_ms())) >= 0;) {
+    spdlog::info("client cut, no hello within {} s uid={}", config_.hello_seconds, connections_.at(fd).uid);
+    close(fd);
   }
 }
 
@@ -163,6 +188,7 @@ void HandleServer::close(int fd) {
     spdlog::info("session closed id={} label={}", id.value, it->second.session->label());
   }
   epoll_.remove(fd);
+  unheard_.remove(fd);
   connections_.erase(it);
 }
 
@@ -191,7 +217,11 @@ bool HandleServer::serve(Connection& connection) {
 bool HandleServer::hello(Connection& connection, const HelloMessage& hello, std::vector<UniqueFd> fds) {
   const int socket = connection.socket.get();
   auto peer = peer_credentials(socket);
-  if (!peer) return send_error(socket, MOECACHED_ERROR_SYSTEM, peer.error().text);
+  const auto refuse = [&](moecached_handle_error_code code, const Fault& fault) {
+    spdlog::warn("session refused uid={} label={} reason={}", connection.uid, hello.label, fault.text);
+    return send_error(socket, code, told(fault, connection.uid));
+  };
+  if (!peer) return refuse(MOECACHED_ERROR_SYSTEM, peer.error());
   Session::Parameters parameters{.id = SessionId(next_session_id_++),
                                  .boot_epoch = boot_epoch_,
                                  .peer = {static_cast<std::uint32_t>(peer->pid), peer->uid, peer->gid},
@@ -204,14 +234,15 @@ bool HandleServer::hello(Connection& connection, const HelloMessage& hello, std:
   }
   if (!parameters.pidfd && !fds.empty()) {
     auto received = check_pidfd(std::move(fds.front()));
-    if (!received) return send_error(socket, MOECACHED_ERROR_MESSAGE, received.error().text);
+    if (!received) return refuse(MOECACHED_ERROR_MESSAGE, received.error());
     parameters.pidfd = std::move(received->fd);
   }
   auto session = Session::create(std::move(parameters));
-  if (!session) return send_error(socket, MOECACHED_ERROR_SYSTEM, session.error().text);
+  if (!session) return refuse(MOECACHED_ERROR_SYSTEM, session.error());
   auto added = core_.call([&](Core& core) { return core.add_session(*session); });
-  if (!added) return send_error(socket, MOECACHED_ERROR_LIMIT, added.error().text);
+  if (!added) return refuse(MOECACHED_ERROR_LIMIT, added.error());
   connection.session = *session;
+  unheard_.remove(socket);
   moecached_handle_welcome welcome{};
   welcome.header = header_of(MOECACHED_HANDLE_WELCOME, sizeof welcome, 2);
   welcome.boot_epoch = boot_epoch_;
@@ -231,10 +262,11 @@ bool HandleServer::open_model(Connection& connection, const ModelOpenMessage& op
   auto refuse = [&](const Fault& fault) {
     spdlog::warn("model refused session={} name={} reason={}", connection.session->id().value, open.name,
                  fault.text);
-    send_error(socket, code_of(fault), fault.text);
+    send_error(socket, code_of(fault), told(fault, connection.uid));
     return true;
   };
-  auto model = register_model(core_, std::move(fds), open.name);
+  if (Status allowed = check_roots(fds); !allowed) return refuse(allowed.error());
+  auto model = register_model(core_, std::move(fds), open.name, connection.session->id());
   if (!model) return refuse(model.error());
   auto stream = make_stream_segment(**model);
   if (!stream) return refuse(stream.error());
@@ -257,6 +289,10 @@ bool HandleServer::open_model(Connection& connection, const ModelOpenMessage& op
 bool HandleServer::open_gpu_model(Connection& connection, const GpuOpenMessage& open,
                                   std::vector<UniqueFd> fds) {
   const int socket = connection.socket.get();
+  if (Status allowed = check_roots(fds); !allowed) {
+    refuse_gpu_model(connection, open.name, {.uuid = open.uuid}, allowed.error());
+    return true;
+  }
   GpuOpener::Request request{.connection = socket,
                              .session = connection.session->id(),
                              .shards = std::move(fds),
@@ -268,6 +304,20 @@ bool HandleServer::open_gpu_model(Connection& connection, const GpuOpenMessage& 
   epoll_.remove(socket);
   opener_->submit(std::move(request));
   return true;
+}
+
+Status HandleServer::check_roots(std::span<const UniqueFd> shards) const {
+  for (const UniqueFd& shard : shards) {
+    if (Status allowed = roots_.check(shard.get()); !allowed) return allowed;
+  }
+  return ok();
+}
+
+void HandleServer::refuse_gpu_model(const Connection& connection, std::string_view name, const GpuId& gpu,
+                                    const Fault& fault) {
+  spdlog::warn("model refused session={} name={} gpu={} reason={}", connection.session->id().value, name,
+               to_string(gpu), fault.text);
+  send_error(connection.socket.get(), code_of(fault), told(fault, connection.uid));
 }
 
 void HandleServer::gpu_opened(GpuOpener::Done& done) {
@@ -282,9 +332,7 @@ void HandleServer::gpu_opened(GpuOpener::Done& done) {
     return;
   }
   if (!done.opened) {
-    spdlog::warn("model refused session={} name={} gpu={} reason={}", connection.session->id().value,
-                 done.name, to_string(done.gpu), done.opened.error().text);
-    send_error(socket, code_of(done.opened.error()), done.opened.error().text);
+    refuse_gpu_model(connection, done.name, done.gpu, done.opened.error());
     return;
   }
   const GpuOpener::Opened& opened = *done.opened;
@@ -339,7 +387,8 @@ bool HandleServer::fetch(Connection& connection, const GpuFetchMessage& request)
   for (std::uint32_t i = request.first; i < request.first + request.count; ++i) {
     auto fd = host ? model->share_host(i) : model->share_chunk(i);
     if (!fd) {
-      send_error(socket, code_of(fd.error()), fd.error().text);
+      spdlog::warn("handle not shared session={} reason={}", connection.session->id().value, fd.error().text);
+      send_error(socket, code_of(fd.error()), told(fd.error(), connection.uid));
       return true;
     }
     handles.push_back(fd->get());

@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -18,16 +20,19 @@
 #include "daemon/ipc/gpu_opener.h"
 #include "daemon/ipc/handle_message.h"
 #include "daemon/ipc/session.h"
+#include "daemon/ipc/unheard_clients.h"
 #include "daemon/platform/epoll.h"
 #include "daemon/platform/eventfd.h"
 #include "daemon/platform/fd.h"
+#include "daemon/platform/file_roots.h"
 #include "daemon/platform/unix_socket.h"
 
 namespace moecached {
 
 class HandleServer {
  public:
-  static Result<std::unique_ptr<HandleServer>> start(const Config& config, Core& core,
+  // core and roots outlive it.
+  static Result<std::unique_ptr<HandleServer>> start(const Config& config, Core& core, const FileRoots& roots,
                                                      std::uint64_t boot_epoch);
   ~HandleServer();  // stops and joins; the socket file is removed
   HandleServer(const HandleServer&) = delete;
@@ -36,24 +41,30 @@ class HandleServer {
  private:
   struct Connection {
     UniqueFd socket;
+    std::uint32_t uid = 0;
     std::shared_ptr<Session> session;  // after HELLO
   };
-  HandleServer(const Config& config, Core& core, std::uint64_t boot_epoch, PacketListener listener,
-               EventFd wake, Epoll epoll);
+  HandleServer(const Config& config, Core& core, const FileRoots& roots, std::uint64_t boot_epoch,
+               PacketListener listener, EventFd wake, Epoll epoll);
   void run();
   void accept_all();
+  void cut_silent();
   // Returns false when the connection is to be closed.
   bool serve(Connection& connection);
   bool hello(Connection& connection, const HelloMessage& hello, std::vector<UniqueFd> fds);
   bool open_model(Connection& connection, const ModelOpenMessage& open, std::vector<UniqueFd> fds);
   bool open_gpu_model(Connection& connection, const GpuOpenMessage& open, std::vector<UniqueFd> fds);
   void gpu_opened(GpuOpener::Done& done);
+  [[nodiscard]] Status check_roots(std::span<const UniqueFd> shards) const;
+  static void refuse_gpu_model(const Connection& connection, std::string_view name, const GpuId& gpu,
+                               const Fault& fault);
   bool probe(Connection& connection, const GpuProbeMessage& request);
   bool fetch(Connection& connection, const GpuFetchMessage& request);
   void close(int fd);
 
   const Config config_;
   Core& core_;
+  const FileRoots& roots_;
   const std::uint64_t boot_epoch_;
   PacketListener listener_;
   EventFd wake_;
@@ -62,11 +73,12 @@ class HandleServer {
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   std::map<int, Connection> connections_;
+  UnheardClients unheard_;
   std::uint64_t next_session_id_ = 1;
 };
 
-// Opens a model from descriptors: shared by the handle socket and the control plane.
+// Opens a model from descriptors: shared by the handle socket and the control plane, whose session is 0.
 Result<std::shared_ptr<SharedModel>> register_model(Core& core, std::vector<UniqueFd> shards,
-                                                    std::string name);
+                                                    std::string name, SessionId session);
 
 }  // namespace moecached

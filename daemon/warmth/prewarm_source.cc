@@ -14,18 +14,11 @@
 namespace moecached {
 namespace {
 
-Result<UniqueFd> open_regular(const std::string& path, std::uint64_t* bytes) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (!fd) {
-    Fault fault = system_fault("open", errno);
-    if (errno == ENOENT) fault.code = FaultCode::kNotFound;
-    return fault;
-  }
+Result<std::uint64_t> bytes_of_regular(int fd) {
   struct stat status {};
-  if (::fstat(fd.get(), &status) != 0) return system_fault("fstat", errno);
+  if (::fstat(fd, &status) != 0) return system_fault("fstat", errno);
   if (!S_ISREG(status.st_mode)) return Fault{FaultCode::kInvalid, "is not a regular file"};
-  *bytes = static_cast<std::uint64_t>(status.st_size);
-  return fd;
+  return static_cast<std::uint64_t>(status.st_size);
 }
 
 Result<std::string> read_all(int fd, std::uint64_t bytes, std::size_t bytes_max) {
@@ -44,19 +37,18 @@ Result<std::string> read_all(int fd, std::uint64_t bytes, std::size_t bytes_max)
   return text;
 }
 
-Result<UseList> read_list(const std::string& path, std::span<const BlockShape> shapes) {
-  std::uint64_t bytes = 0;
-  auto fd = open_regular(path, &bytes);
-  if (!fd) return std::move(fd).error();
+Result<UseList> read_list(int fd, std::span<const BlockShape> shapes) {
+  const auto bytes = bytes_of_regular(fd);
+  if (!bytes) return bytes.error();
   char magic[4] = {};
-  if (::pread(fd->get(), magic, sizeof magic, 0) != sizeof magic)
+  if (::pread(fd, magic, sizeof magic, 0) != sizeof magic)
     return Fault{FaultCode::kInvalid, "is too short for any file of counts"};
   constexpr char kZstd[4] = {'\x28', '\xb5', '\x2f', '\xfd'};
   if (std::memcmp(magic, kZstd, sizeof magic) == 0)
     return Fault{FaultCode::kInvalid, "is compressed: unpack it first (zstd -d)"};
-  if (std::memcmp(magic, "GGUF", sizeof magic) == 0) return read_imatrix_gguf(fd->get());
-  if (magic[0] != '#') return read_imatrix_legacy(fd->get(), shapes);
-  auto text = read_all(fd->get(), bytes, kHotListBytesMax);
+  if (std::memcmp(magic, "GGUF", sizeof magic) == 0) return read_imatrix_gguf(fd);
+  if (magic[0] != '#') return read_imatrix_legacy(fd, shapes);
+  auto text = read_all(fd, *bytes, kHotListBytesMax);
   if (!text) return std::move(text).error();
   auto lists = parse_hot_lists(*text);
   if (!lists) return std::move(lists).error();
@@ -65,19 +57,22 @@ Result<UseList> read_list(const std::string& path, std::span<const BlockShape> s
 
 }  // namespace
 
-Result<UseList> read_prewarm_source(const std::string& path, std::span<const BlockShape> shapes) {
-  auto list = read_list(path, shapes);
-  if (!list) return std::move(list).error().with_context(path);
-  auto fitted = fit_to(*list, shapes);
-  if (!fitted) return std::move(fitted).error().with_context(path);
-  return fitted;
+Result<UseList> read_prewarm_source(int fd, std::span<const BlockShape> shapes) {
+  auto list = read_list(fd, shapes);
+  if (!list) return std::move(list).error();
+  return fit_to(*list, shapes);
 }
 
 Result<std::string> read_small_file(const std::string& path, std::size_t bytes_max) {
-  std::uint64_t bytes = 0;
-  auto fd = open_regular(path, &bytes);
-  if (!fd) return std::move(fd).error();
-  return read_all(fd->get(), bytes, bytes_max);
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!fd) {
+    Fault fault = system_fault("open", errno);
+    if (errno == ENOENT) fault.code = FaultCode::kNotFound;
+    return fault;
+  }
+  const auto bytes = bytes_of_regular(fd.get());
+  if (!bytes) return bytes.error();
+  return read_all(fd.get(), *bytes, bytes_max);
 }
 
 }  // namespace moecached

@@ -1,6 +1,5 @@
 // Any file that says which experts are used much: an imatrix (GGUF or legacy), moecounts-csv, a hot list.
-// Told apart by how it begins. Opened without waiting (a FIFO is no file), regular files only. Thread: any,
-// not the core loop: it reads.
+// Told apart by how it begins. Regular files only. Thread: any, not the core loop: it reads.
 #pragma once
 
 #include <span>
@@ -11,11 +10,11 @@
 
 namespace moecached {
 
-// Fitted to `shapes`, all workloads summed up. A fault begins with the path.
-[[nodiscard]] Result<UseList> read_prewarm_source(const std::string& path,
-                                                  std::span<const BlockShape> shapes);
+// Fitted to `shapes`, all workloads summed up. fd: borrowed.
+[[nodiscard]] Result<UseList> read_prewarm_source(int fd, std::span<const BlockShape> shapes);
 
-// A whole file of at most `bytes_max`. kNotFound: it is not there.
+// A whole file of at most `bytes_max`, opened without waiting (a FIFO is no file). kNotFound: it is not
+// there.
 [[nodiscard]] Result<std::string> read_small_file(const std::string& path, std::size_t bytes_max);
 
 }  // namespace moecached

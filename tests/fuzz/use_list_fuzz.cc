@@ -29,7 +29,7 @@ void try_hot_list(std::string_view text) {
 void run(std::span<const std::uint8_t> bytes) {
   try_hot_list({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   const UniqueFd file = file_of(std::as_bytes(bytes));
-  const Result<UseList> list = read_prewarm_source(path_of(file), kShapes);
+  const Result<UseList> list = read_prewarm_source(file.get(), kShapes);
   if (!list) return check_fault(list.error());
   CHECK(list->layers.size() == std::size(kShapes));
   for (std::size_t i = 0; i < std::size(kShapes); ++i) {

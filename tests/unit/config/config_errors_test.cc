@@ -111,6 +111,8 @@ INSTANTIATE_TEST_SUITE_P(
         OutOfRange{"[ssd]\nmax_read = \"1KiB\"", "--ssd-max-read=1KiB", "between 4KiB and 1GiB"},
         OutOfRange{"[limits]\nsessions = 0", "--limits-sessions=99999", "between 1 and 4096"},
         OutOfRange{"[limits]\nmodels = 257", "--limits-models=257", "between 1 and 256"},
+        OutOfRange{"[limits]\nuser_files = 7", "--limits-user-files=7", "between 8 and 1048576"},
+        OutOfRange{"[models]\nroots = \"/a:b\"", "--models-roots=/a:b", "absolute paths separated by colons"},
         OutOfRange{"[log]\nlevel = \"loud\"", "--log-level=loud", "one of trace, debug"},
         OutOfRange{"[log]\nformat = \"xml\"", "--log-format=xml", "one of auto, text, json, journald"}));
 

@@ -55,6 +55,13 @@ max_slowdown = 7
 [limits]
 sessions = 3
 models = 2
+user_sessions = 2
+user_files = 99
+user_bytes = 65536
+hello_seconds = 3
+
+[models]
+roots = "/srv/models:/data"
 
 [log]
 level = "debug"

@@ -1,0 +1,28 @@
+#include "daemon/ipc/unheard_clients.h"
+
+#include <algorithm>
+
+namespace moecached {
+
+bool UnheardClients::add(int fd, std::uint32_t uid, std::uint64_t now_ms) {
+  const auto of_user = static_cast<std::size_t>(std::ranges::count(clients_, uid, &Client::uid));
+  if (clients_.size() >= kMax || of_user >= kMaxOfUser) return false;
+  clients_.push_back({fd, uid, now_ms + patience_ms_});
+  return true;
+}
+
+void UnheardClients::remove(int fd) {
+  std::erase_if(clients_, [fd](const Client& client) { return client.fd == fd; });
+}
+
+int UnheardClients::expired(std::uint64_t now_ms) const {
+  return clients_.empty() || clients_.front().until_ms > now_ms ? -1 : clients_.front().fd;
+}
+
+int UnheardClients::wait_ms(std::uint64_t now_ms) const {
+  if (clients_.empty()) return -1;
+  const std::uint64_t until_ms = clients_.front().until_ms;
+  return until_ms <= now_ms ? 0 : static_cast<int>(until_ms - now_ms);
+}
+
+}  // namespace moecached

@@ -153,9 +153,16 @@ void handle_message(const Folder& folder) {
                                          .name = "model.gguf"};
   folder.add("model_open", Bytes().put(u8(2)).put(u8(1)).put(open).get());
   folder.add("model_open_before_hello", Bytes().put(u8(2)).put(u8(0)).put(open).get());
-  const moecached_handle_gpu_open on_gpu{
-      .header = header(MOECACHED_HANDLE_GPU_OPEN, sizeof on_gpu, 1), .name = "model.gguf", .uuid = {1, 2, 3}};
+  const moecached_handle_gpu_open on_gpu{.header = header(MOECACHED_HANDLE_GPU_OPEN, sizeof on_gpu, 1),
+                                         .name = "model.gguf",
+                                         .uuid = {1, 2, 3},
+                                         .flags = 0,
+                                         .reserved0 = 0,
+                                         .no_peers_reason = "no way to the other GPU"};
   folder.add("gpu_open", Bytes().put(u8(1)).put(u8(1)).put(on_gpu).get());
+  const moecached_handle_gpu_probe probe{.header = header(MOECACHED_HANDLE_GPU_PROBE, sizeof probe, 0),
+                                         .uuid = {1, 2, 3}};
+  folder.add("gpu_probe", Bytes().put(u8(0)).put(u8(1)).put(probe).get());
   const moecached_handle_gpu_fetch fetch{.header = header(MOECACHED_HANDLE_GPU_FETCH, sizeof fetch, 0),
                                          .model_id = 1,
                                          .memory = MOECACHED_GPU_MEMORY_CHUNK,

@@ -95,6 +95,7 @@ void add(Stats& sum, const Stats& one) {
   sum.known_unused += one.known_unused;
   sum.refused_by_stall += one.refused_by_stall;
   sum.streamed_prompts += one.streamed_prompts;
+  sum.peer_changes += one.peer_changes;
   sum.promotions += one.promotions;
   sum.promotions_evicting += one.promotions_evicting;
   sum.promotions_refused += one.promotions_refused;
@@ -157,6 +158,7 @@ TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
       {"slots that a stalled lane certainly does not use", sum.known_unused},
       {"leases refused for a stalled lane", sum.refused_by_stall},
       {"prompts told to stream", sum.streamed_prompts},
+      {"changes of peers", sum.peer_changes},
       {"promotions", sum.promotions},
       {"promotions that evicted", sum.promotions_evicting},
       {"promotions without room", sum.promotions_refused},

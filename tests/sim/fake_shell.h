@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,11 @@ class FakeShell {
   void advance_grace(std::size_t i);
   void finish_read(std::size_t i);  // REQUIRES: is_due(i) or winding down
   void watch_stalls();
+  void set_peers(ModelId model, std::span<const ModelId> peers, double cost) {
+    world_.trace.note("set peers", {model.value, static_cast<std::uint32_t>(peers.size())});
+    brain_.set_peers(model, peers, cost);
+    ++world_.stats.peer_changes;
+  }
   void promote(ModelId model, LayerIndex layer, ExpertIndex expert);  // whatever state it is in
   void move_slot(ModelId model, LayerIndex from, LayerIndex to);
   void carry_out_commands();

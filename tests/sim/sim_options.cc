@@ -37,6 +37,10 @@ SimOptions options_of_seed(std::uint64_t seed) {
     options.ticks *= 3;
     options.n_models = 1;
     options.n_experts_min = std::min(options.n_experts_max, 6u);
+  } else if (rng.below(4) == 0) {
+    options.peers_permille = rng.between(1, 50);
+    options.n_models = 1u << rng.between(1, 3);
+    options.promote_permille = std::max(options.promote_permille, 50u);
   }
   return options;
 }

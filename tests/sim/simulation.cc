@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 #include "tests/sim/fake_shell.h"
 
@@ -52,8 +53,9 @@ class Simulation {
 
   ModelId add_model() {
     ModelShape shape;
+    if (world_.options.peers_permille > 0 && !alike_.empty()) shape.layers = alike_;
     const std::uint32_t n_layers = world_.rng.between(1, world_.options.n_layers_max);
-    for (std::uint32_t i = 0; i < n_layers; ++i) {
+    for (std::uint32_t i = 0; i < n_layers && alike_.empty(); ++i) {
       const std::uint32_t n_experts =
           world_.rng.between(world_.options.n_experts_min, world_.options.n_experts_max);
       shape.layers.push_back(
@@ -69,6 +71,7 @@ class Simulation {
       shape.scope = world_.rng.below(3) == 0 ? SlotScope::kLayer : SlotScope::kGlobal;
       shape.n_expert_used = world_.rng.below(3);
     }
+    if (world_.options.peers_permille > 0) alike_ = shape.layers;
     shape.policy = draw_policy();
     shape.prefetch = world_.options.prefetch;
     shape.prefetch_pace = {.learn_tokens = 8, .window = 16, .pause_tokens_min = 8, .pause_tokens_max = 64};
@@ -148,6 +151,7 @@ class Simulation {
     // Asked first: the runs of seeds without promotions stay what they were.
     if (options.promote_permille > 0 && rng.permille(options.promote_permille)) promote_any();
     if (options.trade_permille > 0 && rng.permille(options.trade_permille)) trade_any();
+    if (options.peers_permille > 0 && rng.permille(options.peers_permille)) change_peers();
     if (rng.permille(options.model_removal_permille)) {
       ModelId& model = model_ids_[rng.below(model_ids_.size())];
       shell_.remove_model(model);
@@ -160,6 +164,15 @@ class Simulation {
     const ModelId model = model_ids_[rng.below(model_ids_.size())];
     const LayerIndex layer(rng.below(world_.models.at(model).layers.size()));
     shell_.promote(model, layer, ExpertIndex(rng.below(world_.layer(model, layer).shape.n_experts)));
+  }
+
+  void change_peers() {
+    Rng& rng = world_.rng;
+    std::vector<ModelId> peers;
+    for (const ModelId model : model_ids_) {
+      if (rng.below(3) != 0) peers.push_back(model);
+    }
+    shell_.set_peers(model_ids_[rng.below(model_ids_.size())], peers, rng.between(1, 1000) / 1000.0);
   }
 
   void trade_any() {
@@ -207,6 +220,7 @@ class Simulation {
   FakeShell shell_;
   std::vector<std::uint64_t> reap_at_;
   std::vector<ModelId> model_ids_;
+  std::vector<LayerShape> alike_;  // of all models, where they are peers
   std::uint32_t next_model_ = 0;
 };
 

@@ -74,6 +74,7 @@ struct Stats {
   std::uint64_t leases_queued = 0;
   std::uint64_t long_stalls = 0, undone = 0, held = 0, held_whole = 0, held_leases = 0, known_unused = 0,
                 refused_by_stall = 0, streamed_prompts = 0;
+  std::uint64_t peer_changes = 0;
   std::uint64_t promotions = 0, promotions_evicting = 0, promotions_refused = 0;
   std::uint64_t trades = 0, trades_refused = 0, trades_by_routing = 0, releases = 0, trades_undone = 0;
   std::uint64_t reads_ahead = 0, reads_hastened = 0, prefetch_used = 0, prefetch_late = 0,

@@ -106,6 +106,9 @@ moecached_status GpuLane::wait_until_loaded() {
   for (;;) {
     const std::uint32_t seen = load_acquire(word);
     if (seen == MOECACHED_COVERED) return MOECACHED_OK;
+    if (seen == MOECACHED_GPU_LOST) {
+      return fail(MOECACHED_E_UNAVAILABLE, "the daemon has lost this GPU; its log says why");
+    }
     if (seen != MOECACHED_LOADING) {
       return fail(MOECACHED_E_IO, "the daemon could not read the model's file into RAM; its log says why");
     }

@@ -332,7 +332,8 @@ moecached_status GpuMapping::map_chunks(Connection& connection) {
     for (UniqueFd& fd : fds) {
       moecached_shm_chunk chunk{};
       if (const auto status = take_chunk(layout_, words_, next, &chunk)) return status;
-      const bool is_wanted = (chunk.flags & MOECACHED_CHUNK_PEER) == 0 || reads_peers_;
+      const bool is_wanted = (chunk.flags & MOECACHED_CHUNK_GONE) == 0 &&
+                             ((chunk.flags & MOECACHED_CHUNK_PEER) == 0 || reads_peers_);
       if (is_wanted) {
         if (const auto status = import(&windows_[chunk.part], chunk.offset, chunk.bytes, std::move(fd))) {
           return status;

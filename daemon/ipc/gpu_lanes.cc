@@ -155,7 +155,7 @@ void GpuService::drain_log(Lane& lane, std::uint64_t epoch) {
       if (lane.uses && phase == Phase::kDecode) lane.uses->add(layer, experts_);
       if (!routed) continue;
       brain_.routed(lane.id, layer, experts_, phase);
-      shadows_.event(model.id(), layer, experts_, phase, hits + peer_hits);
+      shadows_.event(model.id(), layer, experts_, phase, hits);  // they have this GPU's slots alone
       if (test_churn_) continue;
       for (const ExpertIndex expert : experts_) {
         if (hits == k || entry.candidates.size() >= kCandidatesMax) break;

@@ -242,7 +242,7 @@ Status GpuModel::grow(std::span<const std::uint32_t> n_slots) {
         return Fault{FaultCode::kUnsupported, "device slots were added too often already"};
       }
       if (Status grown = device_[index]->grow(have, want - have); !grown) return grown;
-      CHECK(add_chunk({.owner = this,
+      CHECK(add_chunk({.owner = id_,
                        .part = index,
                        .chunk = device_[index]->chunks() - 1,
                        .offset = plans_[l].parts[p].begin[plans_[l].own] + have,
@@ -254,14 +254,16 @@ Status GpuModel::grow(std::span<const std::uint32_t> n_slots) {
   return ok();
 }
 
+moecached_shm_chunk* GpuModel::chunk_words() const {
+  return reinterpret_cast<moecached_shm_chunk*>(segment_.bytes().data() + gpu_words().chunks_offset);
+}
+
 bool GpuModel::add_chunk(const Chunk& chunk) {
   if (chunks_.size() == gpu_words().n_chunks_max) return false;
-  auto* words =
-      reinterpret_cast<moecached_shm_chunk*>(segment_.bytes().data() + gpu_words().chunks_offset);
-  words[chunks_.size()] = {.part = chunk.part,
-                           .flags = chunk.owner == this ? 0u : std::uint32_t{MOECACHED_CHUNK_PEER},
-                           .offset = chunk.offset,
-                           .bytes = chunk.bytes};
+  std::uint32_t flags = chunk.owner == id_ ? 0u : std::uint32_t{MOECACHED_CHUNK_PEER};
+  if (chunk.is_gone) flags |= MOECACHED_CHUNK_GONE;
+  chunk_words()[chunks_.size()] = {
+      .part = chunk.part, .flags = flags, .offset = chunk.offset, .bytes = chunk.bytes};
   chunks_.push_back(chunk);
   return true;
 }
@@ -270,14 +272,14 @@ std::vector<GpuModel::Chunk> GpuModel::own_chunks() const {
   const std::lock_guard lock(chunks_mutex_);
   std::vector<Chunk> own;
   std::ranges::copy_if(chunks_, std::back_inserter(own),
-                       [this](const Chunk& chunk) { return chunk.owner == this; });
+                       [this](const Chunk& chunk) { return chunk.owner == id_; });
   return own;
 }
 
 bool GpuModel::add_peer_chunks(const std::shared_ptr<GpuModel>& peer) {
   const std::vector<Chunk> theirs = peer->own_chunks();
   const std::lock_guard lock(chunks_mutex_);
-  const auto n_known = static_cast<std::size_t>(std::ranges::count(chunks_, peer.get(), &Chunk::owner));
+  const auto n_known = static_cast<std::size_t>(std::ranges::count(chunks_, peer->id(), &Chunk::owner));
   for (std::size_t i = n_known; i < theirs.size(); ++i) {
     Chunk chunk = theirs[i];
     chunk.peer = peer;
@@ -292,10 +294,21 @@ void GpuModel::remove_peer_chunks(const GpuModel& peer) {
     const std::lock_guard lock(chunks_mutex_);
     std::vector<Chunk> kept;
     std::ranges::copy_if(std::exchange(chunks_, {}), std::back_inserter(kept),
-                         [&](const Chunk& chunk) { return chunk.owner != &peer; });
+                         [&](const Chunk& chunk) { return chunk.owner != peer.id(); });
     for (const Chunk& chunk : kept) CHECK(add_chunk(chunk));
   }
   publish_chunks();
+}
+
+void GpuModel::give_up_peer_chunks(const GpuModel& peer) {
+  const std::lock_guard lock(chunks_mutex_);
+  for (std::size_t i = 0; i < chunks_.size(); ++i) {
+    if (chunks_[i].owner != peer.id()) continue;
+    chunks_[i].is_gone = true;
+    // Before share_chunk answers with something else: whoever has that handle sees the flag.
+    std::atomic_ref(chunk_words()[i].flags)
+        .store(MOECACHED_CHUNK_PEER | MOECACHED_CHUNK_GONE, std::memory_order_seq_cst);
+  }
 }
 
 void GpuModel::publish_growth(std::span<const std::uint32_t> n_slots) {
@@ -350,14 +363,19 @@ GpuQueue::Job GpuModel::copy_job(LayerIndex layer, ExpertIndex expert, SlotIndex
   return job;
 }
 
-Result<UniqueFd> GpuModel::share_chunk(std::uint32_t chunk) const {
-  const std::lock_guard lock(chunks_mutex_);
-  CHECK(chunk < chunks_.size());
-  const Chunk& wanted = chunks_[chunk];
-  if (wanted.owner == this) return device_[wanted.part]->share(wanted.chunk);
-  const std::shared_ptr<const GpuModel> peer = wanted.peer.lock();
+Result<UniqueFd> GpuModel::share_chunk(std::uint32_t index) const {
+  Chunk chunk;
+  {
+    const std::lock_guard lock(chunks_mutex_);
+    if (index >= chunks_.size()) return Fault{FaultCode::kNotFound, "that memory is gone"};
+    chunk = chunks_[index];
+    if (chunk.owner == id_) return device_[chunk.part]->share(chunk.chunk);
+  }
+  if (chunk.is_gone) return table_memory_->share(0);  // any handle: it is not mapped
+  const std::shared_ptr<const GpuModel> peer = chunk.peer.lock();
   if (!peer) return Fault{FaultCode::kNotFound, "that memory is gone: its model was dropped"};
-  return peer->device_[wanted.part]->share(wanted.chunk);
+  const std::lock_guard lock(peer->chunks_mutex_);  // its ranges grow meanwhile
+  return peer->device_[chunk.part]->share(chunk.chunk);
 }
 
 std::uint32_t GpuModel::n_chunks() const {

@@ -85,6 +85,8 @@ class GpuModel {
   bool add_peer_chunks(const std::shared_ptr<GpuModel>& peer);
   // REQUIRES: no session, so that nobody has mapped them.
   void remove_peer_chunks(const GpuModel& peer);
+  // Nobody maps them from now on.
+  void give_up_peer_chunks(const GpuModel& peer);
   void publish_chunks();
 
   // -- who is where. Slots count from the first of this GPU's section, as the brain's do; entries of the table
@@ -136,11 +138,12 @@ class GpuModel {
 
  private:
   struct Chunk {
-    const GpuModel* owner = nullptr;       // this, or a peer
+    ModelId owner;                         // this, or a peer
     std::weak_ptr<const GpuModel> peer{};  // which it may outlive
     std::uint32_t part = 0;                // over all layers
     std::size_t chunk = 0;                 // of the owner's range of the part
     std::uint64_t offset = 0, bytes = 0;   // of the window
+    bool is_gone = false;
   };
   GpuModel(Parameters parameters, ModelId id, Gpu& gpu);
   Status allocate();
@@ -149,6 +152,7 @@ class GpuModel {
   [[nodiscard]] moecached_shm_layer& layer_words(LayerIndex layer) const;
   [[nodiscard]] std::vector<Chunk> own_chunks() const;
   [[nodiscard]] bool add_chunk(const Chunk& chunk);  // REQUIRES: chunks_mutex_
+  [[nodiscard]] moecached_shm_chunk* chunk_words() const;
   [[nodiscard]] std::byte* host_slot(LayerIndex layer, std::size_t part, ExpertIndex expert) const;
 
   Parameters p_;

@@ -19,26 +19,48 @@ namespace {
 // A way that is hardly faster than RAM is not worth the slots of a second copy that it saves.
 constexpr double kFasterThanRam = 1.2;
 constexpr std::uint64_t kMeasureAgainAfterNs = 10'000'000'000;
+// Of a queue: for promotions, and for evictions of its peers.
+constexpr std::size_t kRoomForOthers = 4096;
 
 }  // namespace
 
+// Windows have sections for GPUs that can read each other alone: empty slots are not for nothing.
+void GpuService::find_groups() {
+  std::vector<std::vector<Device*>> groups;
+  for (const auto& device : devices_) {
+    const auto is_mutual = [&](const Device* other) {
+      return device->gpu->can_read(*other->gpu) && other->gpu->can_read(*device->gpu);
+    };
+    auto group = groups.end();
+    if (config_.gpu.peers)
+      group = std::ranges::find_if(groups, [&](const auto& g) { return std::ranges::all_of(g, is_mutual); });
+    if (group == groups.end()) group = groups.emplace(group);
+    device->group = static_cast<std::uint32_t>(group - groups.begin());
+    group->push_back(device.get());
+  }
+  for (const auto& group : groups) {
+    for (std::uint32_t i = 0; i < group.size(); ++i)
+      group[i]->place = {.own = i, .n = static_cast<std::uint32_t>(group.size())};
+  }
+}
+
 GpuSections GpuService::place_of(const Gpu& gpu) const {
-  GpuSections place;
-  if (!config_.gpu.peers) return place;
-  place.n = static_cast<std::uint32_t>(devices_.size());
-  while (devices_[place.own]->gpu.get() != &gpu) ++place.own;
-  return place;
+  const auto found =
+      std::ranges::find_if(devices_, [&](const auto& device) { return device->gpu.get() == &gpu; });
+  CHECK(found != devices_.end());
+  return (*found)->place;
 }
 
 Result<std::vector<UniqueFd>> GpuService::share_probes(const GpuId& id) const {
   auto gpu = find_gpu(id);
   if (!gpu) return std::move(gpu).error();
+  const auto own = std::ranges::find_if(devices_, [&](const auto& device) { return device->gpu.get() == *gpu; });
   std::vector<UniqueFd> shared;
   for (const auto& device : devices_) {
-    if (!config_.gpu.peers || device->gpu->id() == id || device->lost) continue;
+    if (device == *own || device->group != (*own)->group || device->lost) continue;
     auto probe = (*gpu)->share_probe(*device->gpu);
-    if (!probe) return std::move(probe).error();
-    shared.push_back(*std::move(probe));
+    // Full or failing: it has no slots to be read.
+    if (probe) shared.push_back(*std::move(probe));
   }
   return shared;
 }
@@ -46,15 +68,16 @@ Result<std::vector<UniqueFd>> GpuService::share_probes(const GpuId& id) const {
 // ------------------------------------------------------------------------------------------ who reads whom
 
 bool GpuService::may_read(const Entry& reader, const Entry& peer) const {
-  return config_.gpu.peers && &reader != &peer && reader.device != peer.device && !reader.device->lost &&
+  return reader.device != peer.device && reader.device->group == peer.device->group && !reader.device->lost &&
          !peer.device->lost && &reader.model->ram() == &peer.model->ram() &&
          reader.model->peer_group() == peer.model->peer_group();
 }
 
+// On lost GPUs too: a process there may be in an epoch that reads the peer's slots.
 std::vector<GpuService::Entry*> GpuService::readers_of(const Entry& peer) const {
   std::vector<Entry*> readers;
   for (const auto& [id, entry] : models_) {
-    if (!entry->device->lost && std::ranges::any_of(entry->peers, [&](const Peer& p) { return p.entry == &peer; }))
+    if (std::ranges::find(entry->peers, &peer, &Peer::entry) != entry->peers.end())
       readers.push_back(entry.get());
   }
   return readers;
@@ -63,8 +86,6 @@ std::vector<GpuService::Entry*> GpuService::readers_of(const Entry& peer) const 
 // The rate at which the reader copies from the peer, bytes per second; 0: not known yet, or not worth it.
 double GpuService::peer_rate(Entry& reader, const Entry& peer, std::uint64_t now_ns) {
   Path& path = reader.device->paths[peer.device];
-  const std::string names =
-      to_string(reader.device->gpu->id()) + " and its peer " + to_string(peer.device->gpu->id());
   switch (path.state) {
     case Path::State::kMeasuring:
     case Path::State::kNotUsed:
@@ -92,8 +113,11 @@ double GpuService::peer_rate(Entry& reader, const Entry& peer, std::uint64_t now
   const Result<double> rate = *std::exchange(path.measured, nullptr);
   if (!rate && rate.error().code != FaultCode::kUnsupported) {  // no memory for it now
     path.not_before_ns = now_ns + kMeasureAgainAfterNs;
+    path.why_not = rate.error().text;
     return 0;
   }
+  const std::string names =
+      to_string(reader.device->gpu->id()) + " and its peer " + to_string(peer.device->gpu->id());
   if (!rate || *rate < kFasterThanRam * reader.device->budget.link_rate()) {
     path.state = Path::State::kNotUsed;
     path.why_not = !rate ? rate.error().text : "that is not faster";
@@ -102,12 +126,13 @@ double GpuService::peer_rate(Entry& reader, const Entry& peer, std::uint64_t now
   }
   path.state = Path::State::kUsed;
   path.rate = *rate;
+  path.why_not.clear();
   spdlog::info("gpu {}: slots are read at {:.0f} GB/s", names, *rate / 1e9);
   return path.rate;
 }
 
 void GpuService::look_for_peers(std::uint64_t now_ns) {
-  if (!config_.gpu.peers || models_.size() < 2) return;
+  if (models_.size() < 2) return;
   for (const auto& [id, entry] : models_) {
     Entry& reader = *entry;
     if (reader.model->load_state() != MOECACHED_COVERED) continue;
@@ -194,6 +219,7 @@ void GpuService::forget_peer(Entry& reader, const Entry& peer) {
   }
   tell_brain_of_peers(reader);
   repoint_all(reader);
+  hold_until_repointed(reader);
 }
 
 // -------------------------------------------------------------------------------------------------- entries
@@ -235,24 +261,56 @@ GpuService::Found GpuService::find_slot(const Entry& entry, LayerIndex layer, st
   return {};
 }
 
+// A change at one GPU may concern every entry of another's table, which are more flips than its queue holds.
 void GpuService::repoint(Entry& entry, LayerIndex layer, ExpertIndex expert) {
-  const std::int32_t best = best_entry(entry, layer, expert);
-  if (best == entry.model->entry(layer, expert) || entry.device->lost) return;
-  Pending pending;
-  pending.kind = Pending::Kind::kRepoint;
-  pending.model = entry.model;
-  ++entry.repointing;
-  GpuQueue::Job job;
-  job.is_flip = true;
-  job.flip = entry.model->flip(layer, expert, best);
-  submit(*entry.model, std::move(job), std::move(pending));
+  if (entry.device->lost || std::exchange(entry.is_stale[layer.value][expert.value], 1) != 0) return;
+  entry.stale.emplace_back(layer, expert);
 }
 
 void GpuService::repoint_all(Entry& entry) {
-  for (std::uint32_t l = 0; l < entry.model->layout().layers.size(); ++l) {
-    for (std::uint32_t e = 0; e < entry.model->layout().layers[l].n_experts; ++e)
+  for (std::uint32_t l = 0; l < entry.is_stale.size(); ++l) {
+    for (std::uint32_t e = 0; e < entry.is_stale[l].size(); ++e)
       repoint(entry, LayerIndex(l), ExpertIndex(e));
   }
+  submit_repoints(entry);
+}
+
+void GpuService::submit_repoints(Entry& entry) {
+  while (!entry.stale.empty() && entry.device->queue->room() > kRoomForOthers) {
+    const auto [layer, expert] = entry.stale.front();
+    entry.stale.pop_front();
+    entry.is_stale[layer.value][expert.value] = 0;
+    const std::int32_t best = best_entry(entry, layer, expert);
+    if (best == entry.model->entry(layer, expert) || entry.device->lost) continue;
+    Pending pending;
+    pending.kind = Pending::Kind::kRepoint;
+    pending.model = entry.model;
+    ++entry.repointing;
+    GpuQueue::Job job;
+    job.is_flip = true;
+    job.flip = entry.model->flip(layer, expert, best);
+    submit(*entry.model, std::move(job), std::move(pending));
+  }
+  end_hold(entry);
+}
+
+// Entries on the GPU may still name what its lanes must not read. Those of all its processes wait: as long as the
+// flips take, milliseconds where nothing else is in the queue.
+void GpuService::hold_until_repointed(Entry& entry) {
+  if ((entry.stale.empty() && entry.repointing == 0) || entry.model->load_state() != MOECACHED_COVERED) return;
+  entry.model->set_load_state(MOECACHED_LOADING);
+  entry.is_held = true;
+}
+
+void GpuService::end_hold(Entry& entry) {
+  if (!entry.is_held || !entry.stale.empty() || entry.repointing > 0) return;
+  entry.is_held = false;
+  if (entry.model->load_state() == MOECACHED_LOADING) entry.model->set_load_state(MOECACHED_COVERED);
+}
+
+void GpuService::repointed(Entry& entry) {
+  --entry.repointing;
+  end_hold(entry);
 }
 
 // Of the brain's kUnpublish. Flips of one GPU are done in order, so that of a reader is made even where its table
@@ -261,8 +319,10 @@ void GpuService::unpublish(Entry& entry, const Command& command) {
   entry.model->take(command.layer, command.expert);
   std::vector<Entry*> who = readers_of(entry);
   who.insert(who.begin(), &entry);
+  std::erase_if(who, [](const Entry* reader) { return reader->device->lost.load(); });
   const auto flips_left = std::make_shared<std::size_t>(who.size());
-  for (const Entry* reader : who) {
+  for (Entry* reader : who) {
+    if (reader != &entry) ++reader->repointing;
     Pending pending;
     pending.kind = Pending::Kind::kUnpublish;
     pending.model = entry.model;
@@ -281,30 +341,23 @@ void GpuService::unpublish(Entry& entry, const Command& command) {
 
 // -------------------------------------------------------------------------------------------------- sessions
 
-// A process that cannot map its peers' memory, on a GPU whose table names it: it must not begin before every
-// entry is back. Others that wait with it lose a millisecond.
+// A process that cannot map its peers' memory must not begin before no entry names it.
 void GpuService::session_without_peers(Entry& entry, const std::string& reason) {
   entry.no_peers_reason = reason;
-  if (++entry.sessions_without_peers > 1 || entry.peers.empty()) return;
-  spdlog::warn("model {}: reads no slots of other GPUs while a process computes it that cannot: {}",
-               entry.model->id().value, reason);
-  tell_brain_of_peers(entry);
-  repoint_all(entry);
-  if (entry.repointing == 0 || entry.model->load_state() != MOECACHED_COVERED) return;
-  entry.model->set_load_state(MOECACHED_LOADING);
-  entry.is_withdrawing = true;
+  if (++entry.sessions_without_peers > 1) return;
+  if (!entry.peers.empty()) {
+    spdlog::warn("model {}: reads no slots of other GPUs while a process computes it that cannot: {}",
+                 entry.model->id().value, reason);
+    tell_brain_of_peers(entry);
+    repoint_all(entry);
+  }
+  hold_until_repointed(entry);
 }
 
 void GpuService::session_without_peers_gone(Entry& entry) {
   if (--entry.sessions_without_peers > 0) return;
   tell_brain_of_peers(entry);
   repoint_all(entry);
-}
-
-void GpuService::repointed(Entry& entry) {
-  if (--entry.repointing > 0 || !entry.is_withdrawing) return;
-  entry.is_withdrawing = false;
-  if (entry.model->load_state() == MOECACHED_LOADING) entry.model->set_load_state(MOECACHED_COVERED);
 }
 
 }  // namespace moecached

@@ -20,7 +20,7 @@ void GpuService::submit(const GpuModel& model, GpuQueue::Job job, Pending pendin
 void GpuService::carry_out_commands() {
   for (;;) {
     const std::span<const Command> commands = brain_.take_commands();
-    if (commands.empty()) return;
+    if (commands.empty()) break;
     for (const Command& command : commands) {
       Entry* entry = find_entry(command.model);
       if (entry == nullptr || command.kind == CommandKind::kGrant) continue;
@@ -57,6 +57,7 @@ void GpuService::carry_out_commands() {
       submit(model, std::move(job), std::move(pending));
     }
   }
+  for (const auto& [id, entry] : models_) submit_repoints(*entry);
 }
 
 void GpuService::begin_grace(GraceTracker& tracker, const GraceTicket& ticket,
@@ -115,6 +116,9 @@ void GpuService::drain_queues() {
 }
 
 void GpuService::queue_done(Pending& pending, bool succeeded) {
+  if (pending.kind == Pending::Kind::kUnpublish && pending.reader != pending.model) {
+    if (Entry* reader = find_entry(pending.reader->id())) repointed(*reader);
+  }
   if (pending.kind == Pending::Kind::kMeasure) {
     pending.path->state = Path::State::kUnknown;
     pending.path->measured = pending.measured;
@@ -160,13 +164,15 @@ void GpuService::lose(Device& device) {
   if (device.lost.exchange(true)) return;
   spdlog::error("gpu {} ({}) is lost: a copy failed. Restart the daemon once it is back",
                 to_string(device.gpu->id()), device.gpu->name());
-  // Nobody reads its slots any more, and none of its lanes holds back the slots of others.
   for (const auto& [id, entry] : models_) {
     if (entry->device != &device) continue;
-    for (const auto& [reader_id, reader] : models_) forget_peer(*reader, *entry);
-  }
-  for (const auto& [key, lane] : lanes_) {
-    if (lane->entry->device == &device) grace_.lane_gone(key);
+    // Its table cannot be flipped any more, but its clients may be alive: those that may read slots of other GPUs
+    // must not begin again. What they have begun is waited for as before.
+    if (!entry->peers.empty()) entry->model->set_load_state(MOECACHED_GPU_LOST);
+    for (const auto& [reader_id, reader] : models_) {
+      reader->model->give_up_peer_chunks(*entry->model);
+      forget_peer(*reader, *entry);
+    }
   }
 }
 

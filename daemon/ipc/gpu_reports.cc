@@ -97,7 +97,7 @@ void GpuService::findings(std::vector<Finding>* out) const {
     for (const auto& [other, path] : device->paths) {
       if (path.why_not.empty()) continue;
       out->push_back({"note", subject,
-                      "reads no slots of " + to_string(other->gpu->id()) + " but RAM: " + path.why_not});
+                      "reads RAM instead of slots of " + to_string(other->gpu->id()) + ": " + path.why_not});
     }
     if (const std::string why = device->gpu->host_memory_fallback(); !why.empty()) {
       out->push_back(
@@ -111,6 +111,14 @@ void GpuService::findings(std::vector<Finding>* out) const {
     if (entry->model->load_state() == MOECACHED_LOAD_FAILED)
       out->push_back({"error", subject, "loading it into pinned memory failed; restart its clients"});
     if (!entry->growth_note.empty()) out->push_back({"warning", subject, entry->growth_note});
+    for (const auto& [other_id, other] : models_) {
+      if (!config_.gpu.peers || &other->model->ram() != &entry->model->ram() ||
+          other->device->group == entry->device->group)
+        continue;
+      out->push_back({"note", subject,
+                      "reads RAM instead of slots of " + to_string(other->model->gpu().id()) +
+                          ": the driver lets neither GPU read the other's memory, or not both"});
+    }
     const bool has_peers = std::ranges::any_of(
         models_, [&](const auto& other) { return may_read(*entry, *other.second); });
     if (entry->sessions_without_peers > 0 && has_peers) {

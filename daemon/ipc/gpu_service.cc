@@ -23,6 +23,7 @@ bool is_set(const char* name) {
 // For sessions to come: the same files, and nothing went wrong with them.
 bool is_usable(const GpuModel& model, std::span<const FileIdentity> identity) {
   return !model.changed_on_disk && model.load_state() != MOECACHED_LOAD_FAILED &&
+         model.load_state() != MOECACHED_GPU_LOST &&
          std::ranges::equal(model.identity(), identity);
 }
 
@@ -49,6 +50,7 @@ GpuService::GpuService(const Config& config, std::vector<std::unique_ptr<Gpu>> g
     devices_.push_back(std::make_unique<Device>());
     devices_.back()->gpu = std::move(gpu);
   }
+  find_groups();
   if (test_no_grace_)
     spdlog::error("MOECACHED_TEST_NO_GRACE: slots are reused while in use, results are wrong");
 }
@@ -124,6 +126,7 @@ Status GpuService::add_model(const std::shared_ptr<GpuModel>& model, const WarmS
   entry->n_open.assign(model->layout().layers.size(), 0);
   entry->all_resident.assign(model->layout().layers.size(), 0);
   entry->publishing.assign(model->layout().layers.size(), 0);
+  for (const LayerLayout& layer : model->layout().layers) entry->is_stale.emplace_back(layer.n_experts, 0);
   entry->load_begun_ns = monotonic_ns();
   for (const LayerLayout& layer : model->layout().layers) {
     if (marks_.size() < layer.n_experts) marks_.resize(layer.n_experts);
@@ -244,9 +247,13 @@ void GpuService::open_in_session(Session& session, Session::OpenedGpu opened) {
   GpuModel& model = *opened.model;
   const bool reads_peers = opened.reads_peers;
   const std::string reason = opened.no_peers_reason;
-  if (!session.gpu_models.try_emplace(model.id().value, std::move(opened)).second) return;
-  ++model.sessions;
-  if (!reads_peers) session_without_peers(*find_entry(model.id()), reason);
+  Entry& entry = *find_entry(model.id());
+  const auto [known, is_new] = session.gpu_models.try_emplace(model.id().value, std::move(opened));
+  if (is_new) ++model.sessions;
+  // Opened a second time it may be unable to what it was able to the first time.
+  if (reads_peers || (!is_new && !known->second.reads_peers)) return;
+  known->second.reads_peers = false;
+  session_without_peers(entry, reason);
 }
 
 void GpuService::release_session(Session& session) {

@@ -44,7 +44,7 @@ class GpuService {
 
   // Any thread; the objects live as long as the service. kNotFound: the text names the GPUs there are.
   Result<Gpu*> find_gpu(const GpuId& id) const;
-  // The GPU's place among those whose slots it may read. Any thread.
+  // The GPU's place among those that can read each other's memory. Any thread.
   [[nodiscard]] GpuSections place_of(const Gpu& gpu) const;
   // Memory of each of them, for a client to try to map. Any thread.
   Result<std::vector<UniqueFd>> share_probes(const GpuId& id) const;
@@ -117,6 +117,7 @@ class GpuService {
   void start_prewarm(Entry& entry);
   [[nodiscard]] static ModelShape shape_of(const Entry& entry);
   void check_all_resident(Entry& entry);
+  void find_groups();
   [[nodiscard]] bool may_read(const Entry& reader, const Entry& peer) const;
   [[nodiscard]] std::vector<Entry*> readers_of(const Entry& peer) const;
   double peer_rate(Entry& reader, const Entry& peer, std::uint64_t now_ns);
@@ -133,7 +134,10 @@ class GpuService {
   [[nodiscard]] static Found find_slot(const Entry& entry, LayerIndex layer, std::int32_t slot);
   void repoint(Entry& entry, LayerIndex layer, ExpertIndex expert);
   void repoint_all(Entry& entry);
+  void submit_repoints(Entry& entry);
   void repointed(Entry& entry);
+  void hold_until_repointed(Entry& entry);
+  void end_hold(Entry& entry);
   void unpublish(Entry& entry, const Command& command);
   void session_without_peers(Entry& entry, const std::string& reason);
   void session_without_peers_gone(Entry& entry);

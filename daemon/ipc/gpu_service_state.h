@@ -7,9 +7,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "daemon/ipc/gpu_log.h"
@@ -36,7 +38,7 @@ struct GpuService::Path {  // by which a GPU reads another's memory
   std::shared_ptr<Result<double>> measured;  // bytes per second, not looked at yet
   std::uint64_t not_before_ns = 0;           // after a fault that may pass
   double rate = 0;
-  std::string why_not;  // kNotUsed
+  std::string why_not;  // it is not used
 };
 
 struct GpuService::Device {
@@ -44,6 +46,8 @@ struct GpuService::Device {
   std::unique_ptr<GpuQueue> queue;  // made with the first model
   UploadBudget budget{UploadBudget::Options{}};
   std::atomic<bool> lost = false;  // written by the core loop
+  std::uint32_t group = 0;  // of GPUs that can read each other's memory
+  GpuSections place;        // in the group
   std::map<const Device*, Path> paths;
 };
 
@@ -91,8 +95,10 @@ struct GpuService::Entry {
   std::uint32_t slots_version = 0;           // grows with n_open
   std::uint32_t sessions_without_peers = 0;  // that cannot map them: no entry names them meanwhile
   std::string no_peers_reason;               // of the last of them
-  std::size_t repointing = 0;                // flips under way
-  bool is_withdrawing = false;               // when they are done lanes may begin
+  std::deque<std::pair<LayerIndex, ExpertIndex>> stale;  // entries that may not name the best place
+  std::vector<std::vector<std::uint8_t>> is_stale;       // by layer, expert
+  std::size_t repointing = 0;                            // flips under way
+  bool is_held = false;                                  // no lane may begin before they are done
 
   std::string policy;
   UseList warm;  // what device slots are to begin with; empty: nothing is known

@@ -355,7 +355,7 @@ bool HandleServer::probe(Connection& connection, const GpuProbeMessage& request)
   const int socket = connection.socket.get();
   auto shared = core_.gpu().share_probes({.uuid = request.uuid});
   if (!shared) {
-    send_error(socket, code_of(shared.error()), shared.error().text);
+    send_error(socket, code_of(shared.error()), told(shared.error(), connection.uid));
     return true;
   }
   std::vector<int> handles;

@@ -107,10 +107,13 @@ class Gpu {
   virtual Result<std::unique_ptr<GpuQueue>> create_queue() = 0;
   // Bytes per second of large copies from pinned memory, measured once.
   virtual Result<double> measure_copy_rate() = 0;
-  // -- other GPUs. Bytes per second of large copies from the other's memory, measured. kUnsupported: the driver
+  // -- other GPUs. Whether the driver lets kernels of this one read the other's memory.
+  [[nodiscard]] virtual bool can_read(const Gpu& other) const = 0;
+  // Bytes per second of large copies from the other's memory, measured. kUnsupported: the driver
   // lets this one not read it.
   virtual Result<double> measure_peer_rate(Gpu& other) = 0;
-  // MOECACHED_PROBE_BYTES of the other's memory for a client to try to map; freed when the descriptor is closed.
+  // MOECACHED_PROBE_BYTES of the other's memory for clients to try to map, made at the first call: they are its
+  // only memory that a daemon takes which serves nothing there. As GpuHostMemory::share.
   virtual Result<UniqueFd> share_probe(const Gpu& other) = 0;
   // Why host memory is a registered memfd and not shareable driver memory; empty if it is the latter.
   [[nodiscard]] virtual std::string host_memory_fallback() const = 0;

@@ -285,9 +285,7 @@ class CudaGpu final : public Gpu {
 
   Result<double> measure_peer_rate(Gpu& other) override {
     const auto& peer = dynamic_cast<CudaGpu&>(other);
-    int can = 0;
-    const CUresult asked = cu_.cuDeviceCanAccessPeer(&can, device_, peer.device_);
-    if (asked != CUDA_SUCCESS || can == 0) {
+    if (!can_read(other)) {
       return Fault{FaultCode::kUnsupported, "the driver lets " + to_string(id_) +
                                                 " not read the memory of " + to_string(peer.id_)};
     }
@@ -307,20 +305,32 @@ class CudaGpu final : public Gpu {
     });
   }
 
+  bool can_read(const Gpu& other) const override {
+    int can = 0;
+    return cu_.cuDeviceCanAccessPeer(&can, device_, dynamic_cast<const CudaGpu&>(other).device_) == CUDA_SUCCESS &&
+           can != 0;
+  }
+
   // No context on the other GPU is needed, which would take memory there.
   Result<UniqueFd> share_probe(const Gpu& other) override {
     auto context = use_context();
     if (!context) return std::move(context).error();
-    const CudaContext::Use use(**context);
-    const CUmemAllocationProp wanted =
-        properties(CU_MEM_LOCATION_TYPE_DEVICE, dynamic_cast<const CudaGpu&>(other).device_);
-    CUmemGenericAllocationHandle handle = 0;
-    const CUresult result = cu_.cuMemCreate(&handle, MOECACHED_PROBE_BYTES, &wanted, 0);
-    if (result != CUDA_SUCCESS) return cu_.fault("allocating on " + to_string(other.id()), result);
-    auto fd = export_handle(**context, handle);
-    cu_.cuMemRelease(handle);
-    return fd;
+    const auto& peer = dynamic_cast<const CudaGpu&>(other);
+    const std::lock_guard lock(peer.mutex_);
+    if (peer.probe_ == 0) {
+      const CudaContext::Use use(**context);
+      const CUmemAllocationProp wanted = properties(CU_MEM_LOCATION_TYPE_DEVICE, peer.device_);
+      const CUresult result = cu_.cuMemCreate(&peer.probe_, MOECACHED_PROBE_BYTES, &wanted, 0);
+      if (result != CUDA_SUCCESS) return cu_.fault("allocating on " + to_string(other.id()), result);
+    }
+    return export_handle(**context, peer.probe_);
   }
+
+  ~CudaGpu() override {
+    if (probe_ != 0) cu_.cuMemRelease(probe_);
+  }
+  CudaGpu(const CudaGpu&) = delete;
+  CudaGpu& operator=(const CudaGpu&) = delete;
 
  private:
   // Of every GPU that can map memory today; asked for all the same before the first allocation.
@@ -407,6 +417,7 @@ class CudaGpu final : public Gpu {
   const std::string name_;
   mutable std::mutex mutex_;
   CudaContextPtr context_;
+  mutable CUmemGenericAllocationHandle probe_ = 0;  // of this GPU; made by others
   std::string host_memory_fallback_;
 };
 

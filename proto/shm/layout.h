@@ -121,6 +121,7 @@ enum moecached_load_state {
   MOECACHED_LOADING = 0,       // RAM does not hold every expert yet: no epoch may begin
   MOECACHED_COVERED = 1,
   MOECACHED_LOAD_FAILED = 2,   // the file could not be read
+  MOECACHED_GPU_LOST = 3,      // the daemon cannot flip entries any more, which name slots of other GPUs: no epoch may begin
 };
 
 // Which part of a window a graph should use. Each is right at any time; they differ in speed, and prompt kernels add up
@@ -159,6 +160,7 @@ struct moecached_shm_window {
 
 enum moecached_chunk_flags {
   MOECACHED_CHUNK_PEER = 1,  // memory of another GPU; a client that did not say MOECACHED_GPU_OPEN_PEERS leaves it unmapped
+  MOECACHED_CHUNK_GONE = 2,  // of a GPU that was lost: no entry names it, nobody maps it; its handle is of no use
 };
 
 struct moecached_shm_chunk {

@@ -171,6 +171,31 @@ TEST_F(PeersTest, AProcessThatCannotMapThemIsNeverNamedOne) {
   })) << "they are read again when it has left";
 }
 
+TEST_F(PeersTest, ASessionThatOpensItAgainAndCannotMapThemCountsAsOneThatCannot) {
+  start(kSix);
+  GpuClient second(folder_, model_, 1);
+  {
+    GpuClient first(folder_, model_, 0);
+    read_each_other(first, second);
+    const Variable off("MOECACHED_PEERS", "0");
+    const char* path = model_.c_str();
+    moecached_gpu_model* again = nullptr;
+    ASSERT_EQ(moecached_gpu_model_open(first.session(), &path, 1, gpu_at(0).uuid.data(), &again), MOECACHED_OK)
+        << moecached_last_error();
+    EXPECT_TRUE(report_of(0).peers.empty());
+    EXPECT_EQ(first.graphs(1, 50).wrong, 0u);
+    moecached_gpu_model_close(again);
+  }
+  GpuClient first(folder_, model_, 0);
+  const std::uint64_t before = report_of(0).peer_hits;
+  std::uint32_t seed = 1;
+  EXPECT_TRUE(eventually([&] {
+    EXPECT_EQ(first.graphs(seed++, 5).wrong, 0u);
+    EXPECT_EQ(second.graphs(seed++, 5).wrong, 0u);
+    return report_of(0).peer_hits > before + 100;
+  }));
+}
+
 TEST_F(PeersTest, WithoutPeerAccessRamIsReadAndTheDoctorSaysSo) {
   const Variable none("SOFT_CUDA_NO_PEERS");
   start(kSix);
@@ -179,7 +204,7 @@ TEST_F(PeersTest, WithoutPeerAccessRamIsReadAndTheDoctorSaysSo) {
   EXPECT_TRUE(eventually([&] {
     EXPECT_EQ(first.graphs(seed++, 5).wrong, 0u);
     EXPECT_EQ(second.graphs(seed++, 5).wrong, 0u);
-    return resident() > 0 && doctor_says("note", "the driver lets");
+    return resident() > 0 && doctor_says("note", "the driver lets neither");
   }));
   EXPECT_TRUE(report_of(0).peers.empty());
   EXPECT_EQ(report_of(0).peer_hits + report_of(1).peer_hits, 0u);
@@ -219,15 +244,27 @@ TEST_F(PeersTest, AGpuThatIsLostTakesOnlyItsSessionsAlong) {
   EXPECT_EQ(moecached_gpu_lane_begin(second->lane()), MOECACHED_OK);
   soft.get<decltype(soft_cuda_lose)>("soft_cuda_lose")(1);
   std::uint32_t seed = 1;
-  const std::uint64_t before = report_of(0).bytes_uploaded;
-  EXPECT_TRUE(eventually([&] {
-    // What is used changes, so that slots are given to others.
+  // What is used changes, so that slots are given to others.
+  const auto compute = [&] {
     EXPECT_EQ(first.graphs(seed, 20, (seed / 50) % 2 * 8, 8).wrong, 0u);
     ++seed;
-    return report_of(0).peers.empty() && report_of(0).bytes_uploaded > before;
+  };
+  EXPECT_TRUE(eventually([&] {
+    compute();
+    return report_of(0).peers.empty();
   }));
+  // Nothing is known of what it reads, so it is waited for, until its process ends.
+  soft.get<decltype(soft_cuda_lose)>("soft_cuda_lose")(-1);  // for its process, which has another context
+  EXPECT_EQ(moecached_gpu_lane_begin(second->lane()), MOECACHED_E_UNAVAILABLE) << moecached_last_error();
+  second.reset();
+  const std::uint64_t before = report_of(0).bytes_uploaded;
+  EXPECT_TRUE(eventually([&] {
+    compute();
+    return report_of(0).bytes_uploaded > before;
+  }));
+  GpuClient third(folder_, model_, 0);  // finds nothing that it cannot map
+  EXPECT_EQ(third.graphs(7, 20).wrong, 0u);
   EXPECT_TRUE(doctor_says("error", "counts as lost"));
-  soft.get<decltype(soft_cuda_lose)>("soft_cuda_lose")(-1);
 }
 
 TEST_F(PeersTest, AModelWhoseSlotsAreReadIsNotDroppedAndComesBack) {

@@ -330,11 +330,12 @@ TEST_F(PeerGpuTest, WithoutAWayBetweenThemItIsUnsupportedAndBothAreNamed) {
   const auto rate = gpus[0]->measure_peer_rate(*gpus[1]);
   ASSERT_FALSE(rate);
   EXPECT_EQ(rate.error().code, FaultCode::kUnsupported);
+  EXPECT_FALSE(gpus[0]->can_read(*gpus[1]));
   EXPECT_THAT(rate.error().text, HasSubstr(to_string(gpus[0]->id())));
   EXPECT_THAT(rate.error().text, HasSubstr(to_string(gpus[1]->id())));
 }
 
-TEST_F(PeerGpuTest, AProbeIsMemoryOfTheOtherThatGoesWithItsDescriptor) {
+TEST_F(PeerGpuTest, AProbeIsMemoryOfTheOtherAndTheSameForAll) {
   const EnvironmentVariable devices("SOFT_CUDA_DEVICES", "2");
   const auto gpus = two();
   auto probe = gpus[0]->share_probe(*gpus[1]);
@@ -342,7 +343,10 @@ TEST_F(PeerGpuTest, AProbeIsMemoryOfTheOtherThatGoesWithItsDescriptor) {
   char name[64] = "";
   ASSERT_GT(::readlink(("/proc/self/fd/" + std::to_string(probe->get())).c_str(), name, sizeof name - 1), 0);
   EXPECT_THAT(name, HasSubstr("device-1"));
-  EXPECT_EQ(cuda_.vram_used(), 0u) << "the daemon keeps none";
+  const auto used = cuda_.vram_used();
+  EXPECT_EQ(used, std::uint64_t{MOECACHED_PROBE_BYTES});
+  EXPECT_TRUE(gpus[0]->share_probe(*gpus[1]));
+  EXPECT_EQ(cuda_.vram_used(), used);
 }
 
 }  // namespace

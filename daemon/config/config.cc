@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "daemon/base/text.h"
 #include "daemon/config/default_paths.h"
 #include "daemon/config/settings.h"
 #include "daemon/config/tier_string.h"
@@ -21,6 +22,12 @@ constexpr std::string_view kTiers = "tiers";
 constexpr std::string_view kReloadable[] = {"log.level", "policy.default"};
 
 Fault invalid(std::string text) { return {FaultCode::kInvalid, std::move(text)}; }
+
+// A fault quotes what files and flags hold, any bytes, and goes to terminals and logs.
+Fault fit_to_print(Fault fault) {
+  fault.text = for_people(fault.text);
+  return fault;
+}
 
 std::string did_you_mean(std::string_view key) {
   return "the nearest known key is " + std::string(nearest_key(key));
@@ -242,7 +249,7 @@ Result<Config> load_config(int argc, const char* const* argv, ConfigRequest* req
   if (!config) return config;
   if (!request->config_file.empty()) {
     const Status applied = apply_file(request->config_file, &*config);
-    if (!applied) return Fault(applied.error());
+    if (!applied) return fit_to_print(applied.error());
   }
   if (line.app.count("--tiers") > 0) {
     const auto said_singly = [&](std::string_view key) {
@@ -250,7 +257,7 @@ Result<Config> load_config(int argc, const char* const* argv, ConfigRequest* req
       return line.options[index]->count() > 0 ? flag_of(settings()[index]) : std::string();
     };
     const Status applied = apply_tiers(line.tiers, "--tiers", &*config, said_singly, &request->flag_keys);
-    if (!applied) return Fault(applied.error());
+    if (!applied) return fit_to_print(applied.error());
   }
   for (std::size_t i = 0; i < settings().size(); ++i) {
     if (line.options[i]->count() == 0) continue;
@@ -258,7 +265,7 @@ Result<Config> load_config(int argc, const char* const* argv, ConfigRequest* req
     const std::string text =
         setting.kind == SettingKind::kBool && line.texts[i].empty() ? "true" : line.texts[i];
     const Status set = setting.set(*config, text);
-    if (!set) return Fault(set.error()).with_context(flag_of(setting) + " " + text);
+    if (!set) return fit_to_print(Fault(set.error()).with_context(flag_of(setting) + " " + text));
     request->flag_keys.emplace_back(setting.key);
   }
   const Status derived = derive(&*config);
@@ -273,7 +280,7 @@ Result<Config> reload_config(const Config& running, const ConfigRequest& request
   Result<Config> fresh = defaults();
   if (!fresh) return fresh;
   const Status applied = apply_file(request.config_file, &*fresh);
-  if (!applied) return Fault(applied.error());
+  if (!applied) return fit_to_print(applied.error());
   // Flags win over the new file as they did over the old one, also for what is derived from them.
   for (const std::string& key : request.flag_keys) {
     const Setting& setting = *find_setting(key);
@@ -288,8 +295,8 @@ Result<Config> reload_config(const Config& running, const ConfigRequest& request
     const std::string now = setting.get(running), wanted = setting.get(*fresh);
     if (now == wanted) continue;
     if (std::ranges::find(kReloadable, setting.key) == std::end(kReloadable)) {
-      refused->push_back(std::string(setting.key) + " stays " + now + " until a restart (the file says " +
-                         wanted + ")");
+      refused->push_back(for_people(std::string(setting.key) + " stays " + now +
+                                    " until a restart (the file says " + wanted + ")"));
       continue;
     }
     const Status set = setting.set(merged, wanted);

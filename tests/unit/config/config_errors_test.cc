@@ -7,6 +7,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 class ConfigErrors : public ConfigTest {};
@@ -46,6 +47,12 @@ TEST_F(ConfigErrors, PunctuationWhereAKeyShouldBeIsAFaultAndNoAssertion) {
 
 TEST_F(ConfigErrors, ALetterWhereAKeyShouldBeIsAFault) {
   EXPECT_THAT(error("\u00d3 = 1\n"), HasSubstr(":1: "));
+}
+
+TEST_F(ConfigErrors, WhatIsQuotedOfAFileIsFitForATerminal) {
+  EXPECT_THAT(error("[ssd]\nengine = \"\\u001b[31m\"\n"), HasSubstr("ssd.engine = ?[31m: "));
+  EXPECT_THAT(error("tiers = \"RAM:\tslru:1,SSD:x\"\n"), Not(HasSubstr("\t")));
+  EXPECT_THAT(error("", {"--ssd-engine=\x1b[31m\xff"}), HasSubstr("?[31m?"));
 }
 
 TEST_F(ConfigErrors, AMissingFileIsNamed) {

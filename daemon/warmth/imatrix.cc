@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "daemon/base/text.h"
 #include "daemon/model/gguf.h"
 #include "daemon/model/header_reader.h"
 
@@ -44,8 +45,8 @@ LayerUses* layer_of(UseList* list, std::uint32_t block) {
 
 Result<std::uint64_t> count_of(float value, const std::string& tensor, std::size_t expert) {
   if (!(value >= 0) || value > static_cast<float>(kUseCountMax))
-    return invalid("tensor '" + tensor + "': the count of expert " + std::to_string(expert) +
-                   " is not a number from 0 to 2^52");
+    return invalid("tensor " + in_quotes(tensor) + ": the count of expert " + std::to_string(expert) +
+                   " is not a number from 0 to 2^51");
   return static_cast<std::uint64_t>(value);
 }
 
@@ -77,16 +78,16 @@ Result<UseList> read_imatrix_gguf(int fd) {
     const std::uint64_t n = tensor.ne[1];
     if (std::string_view(tensor.type->name) != "f32" || tensor.ne[0] != 1 || tensor.ne[2] != 1 ||
         tensor.ne[3] != 1)
-      return invalid("tensor '" + tensor.name + "' is not a row of F32 counts, one an expert");
+      return invalid("tensor " + in_quotes(tensor.name) + " is not a row of F32 counts, one an expert");
     if (n > kUseExpertsMax) {
-      return Fault{FaultCode::kLimit, "tensor '" + tensor.name + "' counts " + std::to_string(n) +
+      return Fault{FaultCode::kLimit, "tensor " + in_quotes(tensor.name) + " counts " + std::to_string(n) +
                                           " experts; a layer has at most " + std::to_string(kUseExpertsMax)};
     }
     LayerUses* layer = layer_of(&out, *block);
     if (layer == nullptr) continue;
     std::vector<float> values(n);
     if (Status read = read_at(fd, tensor.offset, std::as_writable_bytes(std::span(values))); !read)
-      return std::move(read).error().with_context("tensor '" + tensor.name + "'");
+      return std::move(read).error().with_context("tensor " + in_quotes(tensor.name));
     for (std::size_t e = 0; e < n; ++e) {
       const auto count = count_of(values[e], tensor.name, e);
       if (!count) return Fault(count.error());

@@ -60,6 +60,15 @@ TEST(ImatrixGguf, RefusesCountsThatAreNone) {
   }
 }
 
+TEST(ImatrixGguf, ANameThatIsNoTextIsQuotedAsOne) {
+  test::GgufBuilder builder;
+  builder.tensor("blk.0.ffn_\xc6\n_exps.weight.counts", 0, {1, 2});
+  test::GgufImage image = builder.build();
+  put_floats(&image, image.tensor_offsets.begin()->first, {1, -1});
+  EXPECT_THAT(read(image).error().text,
+              HasSubstr("tensor 'blk.0.ffn_??_exps.weight.counts': the count of expert 1"));
+}
+
 TEST(ImatrixGguf, RefusesOtherShapesAndTypes) {
   test::GgufBuilder wide;
   wide.tensor("blk.0.ffn_up_exps.weight.counts", 0, {2, 4});

@@ -128,7 +128,6 @@ void HandleServer::run() {
   epoll_event events[64];
   while (!stopping_.load()) {
     const std::size_t n = epoll_.wait(events, unheard_.wait_ms(now_ms()));
-    cut_silent();
     for (std::size_t i = 0; i < n && !stopping_.load(); ++i) {
       const int fd = static_cast<int>(events[i].data.u64);
       if (fd == wake_.fd()) {
@@ -143,6 +142,7 @@ void HandleServer::run() {
       const auto it = connections_.find(fd);
       if (it != connections_.end() && !serve(it->second)) close(fd);
     }
+    cut_silent();
   }
 }
 
@@ -170,7 +170,13 @@ void HandleServer::accept_all() {
 }
 
 void HandleServer::cut_silent() {
-  for (int fd = 0; (fd = unheard_.expired(now_ms())) >= 0;) {
+  for (const int fd : unheard_.expired(now_ms())) {
+    // This thread may have been held for longer than that, by a model of others: its hello may lie there.
+    if (!serve(connections_.at(fd))) {
+      close(fd);
+      continue;
+    }
+    if (!unheard_.contains(fd)) continue;
     spdlog::info("client cut, no hello within {} s uid={}", config_.hello_seconds, connections_.at(fd).uid);
     close(fd);
   }

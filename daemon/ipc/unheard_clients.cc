@@ -15,8 +15,16 @@ void UnheardClients::remove(int fd) {
   std::erase_if(clients_, [fd](const Client& client) { return client.fd == fd; });
 }
 
-int UnheardClients::expired(std::uint64_t now_ms) const {
-  return clients_.empty() || clients_.front().until_ms > now_ms ? -1 : clients_.front().fd;
+bool UnheardClients::contains(int fd) const {
+  return std::ranges::find(clients_, fd, &Client::fd) != clients_.end();
+}
+
+std::vector<int> UnheardClients::expired(std::uint64_t now_ms) const {
+  std::vector<int> fds;
+  for (const Client& client : clients_) {
+    if (client.until_ms <= now_ms) fds.push_back(client.fd);
+  }
+  return fds;
 }
 
 int UnheardClients::wait_ms(std::uint64_t now_ms) const {

@@ -18,9 +18,10 @@ class UnheardClients {
   // False: there are too many, it is to be closed.
   [[nodiscard]] bool add(int fd, std::uint32_t uid, std::uint64_t now_ms);
   void remove(int fd);  // it has spoken, or is closed; others are ignored
-  // One that was silent for too long, the longest first; -1: none.
-  [[nodiscard]] int expired(std::uint64_t now_ms) const;
-  // Until the next one is; -1: there is none.
+  [[nodiscard]] bool contains(int fd) const;
+  // Those that were not heard for too long, the longest first.
+  [[nodiscard]] std::vector<int> expired(std::uint64_t now_ms) const;
+  // Until there is one; -1: there is none.
   [[nodiscard]] int wait_ms(std::uint64_t now_ms) const;
 
  private:

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -39,6 +40,20 @@ class ClientLimits(unittest.TestCase):
                 self.assertEqual([session["id"] for session in daemon.sessions()], [greeted.session_id])
                 greeted.open_model(harness.Q4_K)
             self.assertIn("client cut, no hello within 1 s", daemon.log.read_text())
+
+    def test_client_whose_hello_was_not_read_in_time_is_not_cut(self):
+        with Daemon("--slots", "8", "--limits-hello-seconds", "1") as daemon:
+            clients = [RawClient(daemon.socket, hello=False) for _ in range(3)]
+            with RawClient(daemon.socket):  # the others are accepted as well, they came before
+                with daemon.held():
+                    for client in clients:
+                        client.send_hello()
+                    end = time.monotonic() + 1.2
+                    wait_for("their time to be over", lambda: time.monotonic() > end)
+                for client in clients:
+                    client.receive_welcome()
+            for client in clients:
+                client.close()
 
     def test_silent_clients_of_one_user_are_few(self):
         with Daemon("--slots", "8", "--limits-hello-seconds", "60") as daemon:

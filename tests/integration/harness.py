@@ -2,6 +2,7 @@
 
 Nothing here sleeps to order things: tests wait for what they can observe (a socket, a counter, an exit), bounded by a deadline.
 """
+import contextlib
 import json
 import os
 import re
@@ -101,6 +102,16 @@ class Daemon:
 
     def lookups(self):
         return sum(session.get("lookups", 0) for session in self.sessions())
+
+    @contextlib.contextmanager
+    def held(self):
+        """No thread of it runs inside."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            wait_for("the daemon to stop", lambda: "State:\tT" in Path(f"/proc/{self.process.pid}/status").read_text())
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def kill(self):
         self.process.kill()

@@ -131,8 +131,14 @@ class RawClient:
         return kind, data[16:], fds
 
     def connect(self, **header):
+        self.send_hello(**header)
+        self.receive_welcome()
+
+    def send_hello(self, **header):
         shm_version = header.pop("shm_version", SHM_VERSION)
         self.send(self.message(HELLO, struct.pack("<II64s", shm_version, os.getpid(), b"raw-client"), **header))
+
+    def receive_welcome(self):
         kind, body, fds = self.receive()
         assert kind == WELCOME and len(fds) == 2, (kind, fds)
         _, self.session_id, size = struct.unpack("<QQQ", body)

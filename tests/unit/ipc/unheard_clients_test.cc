@@ -11,13 +11,16 @@ TEST(UnheardClients, OneThatSpeaksIsNotCutAndOneThatDoesNotIs) {
   ASSERT_TRUE(clients.add(5, 1, 0));
   ASSERT_TRUE(clients.add(6, 1, 300));
   EXPECT_EQ(clients.wait_ms(400), 600);
-  EXPECT_EQ(clients.expired(999), -1);
-  EXPECT_EQ(clients.expired(1000), 5);
+  EXPECT_EQ(clients.expired(999), std::vector<int>{});
+  EXPECT_EQ(clients.expired(1000), std::vector<int>{5});
+  EXPECT_EQ(clients.expired(1300), (std::vector<int>{5, 6}));
+  EXPECT_TRUE(clients.contains(5));
   clients.remove(5);
-  EXPECT_EQ(clients.expired(1000), -1);
+  EXPECT_FALSE(clients.contains(5));
+  EXPECT_EQ(clients.expired(1000), std::vector<int>{});
   EXPECT_EQ(clients.wait_ms(1000), 300);
   clients.remove(6);
-  EXPECT_EQ(clients.expired(100000), -1);
+  EXPECT_EQ(clients.expired(100000), std::vector<int>{});
   EXPECT_EQ(clients.wait_ms(100000), -1);
 }
 

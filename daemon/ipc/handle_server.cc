@@ -127,7 +127,7 @@ HandleServer::~HandleServer() {
 void HandleServer::run() {
   epoll_event events[64];
   while (!stopping_.load()) {
-    const std::size_t n = epoll_.wait(events, unheard_.wait_ms(now_ms()));
+    const std::size_t n = epoll_.wait(events, unheard_.wait_ms(now_ms(), !takes_clients_));
     for (std::size_t i = 0; i < n && !stopping_.load(); ++i) {
       const int fd = static_cast<int>(events[i].data.u64);
       if (fd == wake_.fd()) {
@@ -143,11 +143,14 @@ void HandleServer::run() {
       if (it != connections_.end() && !serve(it->second)) close(fd);
     }
     cut_silent();
+    if (!takes_clients_ && (!unheard_.full() || unheard_.in_the_way(now_ms()) >= 0)) take_clients(true);
   }
 }
 
+// REQUIRES: one waits, so that nobody makes room for none.
 void HandleServer::accept_all() {
-  for (;;) {
+  if (unheard_.full() && !make_room()) return take_clients(false);
+  while (!unheard_.full()) {
     auto accepted = listener_.accept();
     if (!accepted) {
       spdlog::warn("handle socket: {}", accepted.error().text);
@@ -158,28 +161,50 @@ void HandleServer::accept_all() {
     const auto peer = peer_credentials(socket.get());
     // A client is told why it is refused in answer to its hello: closing before it spoke would reset the
     // connection, and the reason would be lost.
-    if (!peer || !unheard_.add(socket.get(), peer->uid, now_ms())) continue;
+    if (!peer) continue;
     const int fd = socket.get();
     if (auto added = epoll_.add(fd, EPOLLIN, static_cast<std::uint64_t>(fd)); !added) {
       spdlog::warn("handle socket: {}", added.error().text);
-      unheard_.remove(fd);
       continue;
     }
+    unheard_.add(fd, peer->uid, now_ms());
     connections_[fd] = {.socket = std::move(socket), .uid = peer->uid, .session = nullptr};
   }
 }
 
+// Those whose hello is there leave at once. Who came just now is about to say it, and is waited for: the
+// backlog keeps the others. So programs that start together lose no connection, and a user's silent ones keep
+// nobody out.
+bool HandleServer::make_room() {
+  for (const int fd : unheard_.all()) (void)is_silent(fd);
+  if (!unheard_.full()) return true;
+  const int fd = unheard_.in_the_way(now_ms());
+  if (fd < 0) return false;
+  spdlog::info("client cut, others came and it said no hello uid={}", connections_.at(fd).uid);
+  close(fd);
+  return true;
+}
+
+// The listener is level-triggered: while nobody is taken it would wake this thread again and again.
+void HandleServer::take_clients(bool yes) {
+  const auto fd = static_cast<std::uint64_t>(listener_.fd());
+  if (auto done = epoll_.modify(listener_.fd(), yes ? std::uint32_t{EPOLLIN} : 0u, fd); !done)
+    spdlog::warn("handle socket: {}", done.error().text);
+  takes_clients_ = yes;
+}
+
 void HandleServer::cut_silent() {
   for (const int fd : unheard_.expired(now_ms())) {
-    // This thread may have been held for longer than that, by a model of others: its hello may lie there.
-    if (!serve(connections_.at(fd))) {
-      close(fd);
-      continue;
-    }
-    if (!unheard_.contains(fd)) continue;
+    if (!is_silent(fd)) continue;
     spdlog::info("client cut, no hello within {} s uid={}", config_.hello_seconds, connections_.at(fd).uid);
     close(fd);
   }
+}
+
+// This thread may have been held for long by a model of others: a hello that lies there is served first.
+bool HandleServer::is_silent(int fd) {
+  if (!serve(connections_.at(fd))) close(fd);
+  return unheard_.contains(fd);
 }
 
 void HandleServer::close(int fd) {

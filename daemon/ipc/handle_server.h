@@ -48,7 +48,10 @@ class HandleServer {
                PacketListener listener, EventFd wake, Epoll epoll);
   void run();
   void accept_all();
+  bool make_room();  // for one more that has not said hello
+  void take_clients(bool yes);
   void cut_silent();
+  bool is_silent(int fd);
   // Returns false when the connection is to be closed.
   bool serve(Connection& connection);
   bool hello(Connection& connection, const HelloMessage& hello, std::vector<UniqueFd> fds);
@@ -74,6 +77,7 @@ class HandleServer {
   std::atomic<bool> stopping_{false};
   std::map<int, Connection> connections_;
   UnheardClients unheard_;
+  bool takes_clients_ = true;  // else the listener waits for room
   std::uint64_t next_session_id_ = 1;
 };
 

@@ -1,4 +1,5 @@
 """What one user may take, what a client may say and hear, and where models may lie: a running daemon under clients that ask for more."""
+import contextlib
 import os
 import resource
 import shutil
@@ -55,25 +56,32 @@ class ClientLimits(unittest.TestCase):
             for client in clients:
                 client.close()
 
-    def test_silent_clients_of_one_user_are_few(self):
+    def test_programs_that_start_together_lose_no_connection(self):
         with Daemon("--slots", "8", "--limits-hello-seconds", "60") as daemon:
-            silent = [RawClient(daemon.socket, hello=False) for _ in range(8)]
-            with RawClient(daemon.socket, hello=False) as one_more, self.assertRaises(Closed):
-                one_more.receive()
-            silent.pop().close()
-            wait_for("the place to be free", lambda: self.says_hello(daemon))
-            for client in silent:
-                client.connect()
-                client.close()
+            clients = []
+            for n in (24, 40):  # that said nothing yet, as many as are accepted; that all spoke while the daemon was busy
+                with daemon.held() if n > 32 else contextlib.nullcontext():
+                    clients = [RawClient(daemon.socket, hello=False) for _ in range(n)]
+                    for client in clients:
+                        client.send_hello()
+                for client in clients:
+                    client.receive_welcome()
+                for client in clients:
+                    client.close()
+                wait_for("the sessions to end", lambda: not daemon.sessions())
 
-    @staticmethod
-    def says_hello(daemon):
-        with RawClient(daemon.socket, hello=False) as client:
-            try:
+    def test_silent_clients_are_few_and_keep_nobody_out(self):
+        with Daemon("--slots", "8", "--limits-hello-seconds", "60") as daemon:
+            silent = [RawClient(daemon.socket, hello=False) for _ in range(32)]
+            with RawClient(daemon.socket, hello=False) as one_more:
+                with self.assertRaises(Closed):
+                    silent[0].receive()  # the first one made room
+                one_more.connect()
+            self.assertIn("client cut, others came and it said no hello", daemon.log.read_text())
+            for client in silent[1:]:
                 client.connect()
-            except (Closed, BrokenPipeError):
-                return False
-        return True
+            for client in silent:
+                client.close()
 
     def test_sessions_of_one_user(self):
         with Daemon("--slots", "8", "--limits-user-sessions", "1") as daemon:

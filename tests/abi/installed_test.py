@@ -19,7 +19,7 @@ import harness  # noqa: E402  finds the programs of MOECACHED_BUILD
 import moe_files  # noqa: E402
 
 PROJECT = """cmake_minimum_required(VERSION 3.25)
-project(stranger LANGUAGES C CXX)
+project(stranger LANGUAGES {languages})
 find_package(moecached {version} CONFIG REQUIRED)
 add_executable(shared {source})
 target_link_libraries(shared PRIVATE moecached::client)
@@ -96,21 +96,23 @@ class InstalledTest(unittest.TestCase):
         self.assertNotIn("libmoecached", self.needed(program))
         self.assert_works(program)
 
-    def configure(self, version):
-        folder = self.folder / f"project-{version}"
+    def configure(self, version, languages="C CXX"):
+        folder = self.folder / f"project-{version}-{languages.replace(' ', '-')}"
         folder.mkdir()
-        (folder / "CMakeLists.txt").write_text(PROJECT.format(version=version, source=self.example))
+        (folder / "CMakeLists.txt").write_text(PROJECT.format(version=version, languages=languages, source=self.example))
         return folder, run(CMAKE, "-S", folder, "-B", folder / "build", f"-DCMAKE_PREFIX_PATH={self.prefix}")
 
     def test_find_package_gives_both_libraries(self):
-        folder, (code, text) = self.configure("0.1")
-        self.assertEqual(code, 0, text)
-        code, text = run(CMAKE, "--build", folder / "build")
-        self.assertEqual(code, 0, text)
-        self.assertIn("[libmoecached_client.so.1]", self.needed(folder / "build/shared"))
-        self.assertNotIn("libmoecached", self.needed(folder / "build/static"))
-        self.assert_works(folder / "build/shared")
-        self.assert_works(folder / "build/static")
+        for languages in ("C CXX", "C"):  # the archive is C++ inside, which a project in C need not know
+            with self.subTest(languages=languages):
+                folder, (code, text) = self.configure("0.1", languages)
+                self.assertEqual(code, 0, text)
+                code, text = run(CMAKE, "--build", folder / "build")
+                self.assertEqual(code, 0, text)
+                self.assertIn("[libmoecached_client.so.1]", self.needed(folder / "build/shared"))
+                self.assertNotIn("libmoecached", self.needed(folder / "build/static"))
+                self.assert_works(folder / "build/shared")
+                self.assert_works(folder / "build/static")
 
     def test_find_package_refuses_another_version(self):
         _, (code, text) = self.configure("7.0")

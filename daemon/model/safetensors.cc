@@ -5,10 +5,10 @@
 #include <string_view>
 #include <utility>
 
+#include "daemon/base/text.h"
 #include "daemon/model/checked_math.h"
 #include "daemon/model/header_reader.h"
 #include "daemon/model/json_events.h"
-#include "daemon/base/text.h"
 
 namespace moecached {
 namespace {
@@ -233,20 +233,20 @@ Status check_coverage(const SafetensorsFile& file, std::uint64_t data_offset) {
 
 }  // namespace
 
-Result<bool> looks_like_safetensors(int fd) {
+Result<std::uint64_t> safetensors_header_bytes(int fd) {
   auto in = HeaderReader::open(fd, kLengthBytes + 1);
   if (!in) return std::move(in).error();
-  if (in->remaining() < kLengthBytes + 1) return false;
+  if (in->remaining() < kLengthBytes + 1) return std::uint64_t{0};
   std::uint64_t length = 0;
   char first = 0;
   if (!in->read_u64(length) || !in->read(std::as_writable_bytes(std::span(&first, 1))))
     return in->fault("its first bytes");
   // No text begins with such a length: white space and '{' are large numbers in its upper bytes.
-  return length <= in->file_bytes() - kLengthBytes && first == '{';
+  return length <= in->file_bytes() - kLengthBytes && first == '{' ? length : 0;
 }
 
-Result<SafetensorsFile> read_safetensors(int fd) {
-  auto in = HeaderReader::open(fd, kLengthBytes + kSafetensorsHeaderBytesMax);
+Result<SafetensorsFile> read_safetensors(int fd, std::uint64_t header_bytes_max) {
+  auto in = HeaderReader::open(fd, kLengthBytes + std::min(header_bytes_max, kSafetensorsHeaderBytesMax));
   if (!in) return std::move(in).error();
   SafetensorsFile file;
   file.file_bytes = in->file_bytes();

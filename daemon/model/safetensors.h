@@ -21,7 +21,8 @@
 namespace moecached {
 
 inline constexpr std::uint64_t kSafetensorsHeaderBytesMax = 32u << 20;
-inline constexpr std::uint64_t kSafetensorsTensorsMax = 262144;  // of all files of a model
+inline constexpr std::uint64_t kSafetensorsHeadersBytesMax = 256u << 20;  // of all files of a model
+inline constexpr std::uint64_t kSafetensorsTensorsMax = 262144;           // of all files of a model
 inline constexpr std::uint64_t kSafetensorsNameBytesMax = 255;
 inline constexpr std::size_t kSafetensorsDimensionsMax = 8;
 
@@ -40,11 +41,12 @@ struct SafetensorsFile {
   std::vector<SafetensorsTensor> tensors;  // as in the file; names are distinct
 };
 
-// Whether the file begins as a safetensors file does.
-[[nodiscard]] Result<bool> looks_like_safetensors(int fd);
+// How long the header says it is, if the file begins as a safetensors file does; 0: it does not.
+[[nodiscard]] Result<std::uint64_t> safetensors_header_bytes(int fd);
 
 // fd: borrowed. kInvalid: not a safetensors file, or one that contradicts itself; kLimit: beyond a limit
-// above; kSystem, kChanged: the read failed.
-[[nodiscard]] Result<SafetensorsFile> read_safetensors(int fd);
+// above, or header_bytes_max; kSystem, kChanged: the read failed.
+[[nodiscard]] Result<SafetensorsFile> read_safetensors(
+    int fd, std::uint64_t header_bytes_max = kSafetensorsHeaderBytesMax);
 
 }  // namespace moecached

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/text.h"
 #include "daemon/model/finish_layout.h"
 #include "daemon/model/hf_names.h"
 #include "daemon/model/safetensors_set.h"
-#include "daemon/base/text.h"
 
 namespace moecached {
 namespace {
@@ -243,7 +243,7 @@ class Builder {
 
 bool has_safetensors(std::span<const int> fds) {
   return std::ranges::any_of(fds, [](int fd) {
-    const auto is_one = looks_like_safetensors(fd);
+    const auto is_one = safetensors_header_bytes(fd);
     return is_one && *is_one;
   });
 }

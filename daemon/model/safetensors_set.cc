@@ -1,6 +1,9 @@
 #include "daemon/model/safetensors_set.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <map>
 #include <optional>
 #include <string>
@@ -22,10 +25,10 @@ class SetReader {
                                           std::to_string(static_cast<int>(MOECACHED_MAX_FILES))};
     }
     set_.n_files = static_cast<std::uint32_t>(fds.size());
+    if (auto done = check_distinct(fds); !done) return std::move(done).error();
+    if (auto done = measure_headers(fds); !done) return std::move(done).error();
     for (std::uint32_t i = 0; i < fds.size(); ++i) {
-      if (auto done = read_file(fds[i], i); !done)
-        return std::move(done).error().with_context("file " + std::to_string(i + 1) + " of " +
-                                                    std::to_string(fds.size()));
+      if (auto done = read_file(fds[i], i); !done) return std::move(done).error().with_context(file_text(i));
     }
     if (!config_) {
       return invalid(
@@ -39,11 +42,41 @@ class SetReader {
   }
 
  private:
+  [[nodiscard]] std::string file_text(std::size_t index) const {
+    return "file " + std::to_string(index + 1) + " of " + std::to_string(set_.n_files);
+  }
+
+  // A header takes a while to read: none is read before it is known how long all are together, nor twice.
+  Status check_distinct(std::span<const int> fds) const {
+    std::map<std::pair<dev_t, ino_t>, std::size_t> seen;
+    for (std::size_t i = 0; i < fds.size(); ++i) {
+      struct stat status {};
+      if (::fstat(fds[i], &status) != 0) return system_fault(file_text(i) + ": fstat", errno);
+      const auto [first, is_new] = seen.emplace(std::pair(status.st_dev, status.st_ino), i);
+      if (!is_new) return invalid(file_text(i) + " is the same as file " + std::to_string(first->second + 1));
+    }
+    return ok();
+  }
+
+  Status measure_headers(std::span<const int> fds) {
+    std::uint64_t all = 0;
+    for (std::size_t i = 0; i < fds.size(); ++i) {
+      auto bytes = safetensors_header_bytes(fds[i]);
+      if (!bytes) return std::move(bytes).error().with_context(file_text(i));
+      // A longer one is refused by name when it is read.
+      all += std::min(*bytes, kSafetensorsHeaderBytesMax);
+      header_bytes_.push_back(*bytes);
+    }
+    if (all <= kSafetensorsHeadersBytesMax) return ok();
+    return Fault{FaultCode::kLimit, "the headers of all files have " + std::to_string(all) +
+                                        " bytes, the limit is " +
+                                        std::to_string(kSafetensorsHeadersBytesMax)};
+  }
+
   Status read_file(int fd, std::uint32_t index) {
-    auto is_safetensors = looks_like_safetensors(fd);
-    if (!is_safetensors) return std::move(is_safetensors).error();
-    if (*is_safetensors) {
-      auto file = read_safetensors(fd);
+    if (header_bytes_[index] != 0) {
+      // Not more than was measured, should somebody be writing to it.
+      auto file = read_safetensors(fd, header_bytes_[index]);
       if (!file) return std::move(file).error();
       if (set_.tensors.size() + file->tensors.size() > kSafetensorsTensorsMax) {
         return Fault{FaultCode::kLimit,
@@ -100,6 +133,7 @@ class SetReader {
   static const std::string& name_of(const SetTensor* tensor) { return tensor->tensor.name; }
 
   SafetensorsSet set_;
+  std::vector<std::uint64_t> header_bytes_;  // by file; 0: not safetensors
   std::optional<HfConfig> config_;
   std::optional<SafetensorsIndex> index_;
   std::size_t n_shards_ = 0;

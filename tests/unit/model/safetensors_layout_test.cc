@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "daemon/model/safetensors.h"
 #include "tests/support/safetensors_builder.h"
 #include "tests/unit/model/layout_testing.h"
 
@@ -214,6 +215,34 @@ TEST(SafetensorsLayout, WhatContradictsItselfIsNamed) {
       .tensor("layers.0.experts.up_proj", "F16", {4097, 2, 2});
   many.config = R"({"model_type": "x", "num_experts_per_tok": 2})";
   expect_fault(layout_of_files(many.files()), FaultCode::kLimit, {"4097", "4096"});
+}
+
+// By their first bytes alone: what lies behind is not read, and would be refused.
+TEST(SafetensorsLayout, HeadersAreLimitedTogetherBeforeAnyIsRead) {
+  const std::uint64_t length = kSafetensorsHeaderBytesMax;
+  std::vector<UniqueFd> files;
+  std::vector<int> fds;
+  for (std::uint64_t i = 0; i <= kSafetensorsHeadersBytesMax / length; ++i) {
+    files.push_back(memory_file(safetensors_with("{", 0)));
+    fds.push_back(files.back().get());
+    ASSERT_EQ(::pwrite(fds.back(), &length, sizeof length, 0), static_cast<ssize_t>(sizeof length));
+    ASSERT_EQ(::ftruncate(fds.back(), static_cast<off_t>(length + sizeof length)), 0);
+  }
+  expect_fault(read_model_layout(fds, {.direct_alignment = 0}), FaultCode::kLimit,
+               {"headers of all files", std::to_string(9 * length), std::to_string(8 * length)});
+  fds.pop_back();
+  expect_fault(read_model_layout(fds, {.direct_alignment = 0}), FaultCode::kInvalid, {"file 1 of 8"});
+}
+
+TEST(SafetensorsLayout, AFileIsReadOnce) {
+  const HfModel model = make_hf({});
+  const Files files(model.files());
+  std::vector<int> fds = files.fds;
+  ASSERT_TRUE(read_model_layout(fds, {.direct_alignment = 0}));
+  const UniqueFd again(::dup(fds.front()));
+  fds.push_back(again.get());
+  expect_fault(read_model_layout(fds, {.direct_alignment = 0}), FaultCode::kInvalid,
+               {"file 3 of 3 is the same as file 1"});
 }
 
 TEST(SafetensorsLayout, TheIndexIsHeldAgainstTheFiles) {

@@ -83,7 +83,8 @@ Status run_size(const Trace& trace, std::span<const Turn> order, const std::vect
   if (options.peers > 0 && !private_pools) {
     for (const std::string& policy : policies) {
       Result<PeerResult> result = replay_peers(
-          trace, order, {.policy = policy, .n_slots = slots.n_slots, .n_lanes = options.n_processes}, options.peers);
+          trace, order, {.policy = policy, .n_slots = slots.n_slots, .n_lanes = options.n_processes},
+          options.peers);
       if (!result) return std::move(result).error().with_context(policy + ", " + slots.label);
       report->peers.push_back({policy, slots, options.n_processes, *std::move(result)});
     }
@@ -192,9 +193,10 @@ int parse_and_run(int argc, char** argv) {
   app.add_option("--expert-bytes", options.expert_bytes, "size of an expert, for link figures in bytes")
       ->type_name("BYTES");
   app.add_flag("--prefetch", options.prefetch, "load what decode is likely to use next, as pool.prefetch");
-  app.add_option("--peers", options.peers,
-                 "also: the processes of --interleave on a GPU each, with slots of this size each, that read each "
-                 "other's; COST of that, of a read from RAM (0.125 over NVLink)")
+  app.add_option(
+         "--peers", options.peers,
+         "also: the processes of --interleave on a GPU each, with slots of this size each, that read each "
+         "other's; COST of that, of a read from RAM (0.125 over NVLink)")
       ->check(CLI::Range(0.001, 1.0))
       ->type_name("COST");
   app.add_flag("--no-belady", options.no_belady, "leave the yardsticks out");

@@ -39,7 +39,8 @@ PeerPools::Outcome PeerPools::event(std::uint32_t gpu, LayerIndex layer, std::sp
     if (gain >= kPromotionGainMin) wanted.emplace_back(gain, expert);
   }
   std::ranges::stable_sort(wanted, [](const auto& a, const auto& b) { return a.first > b.first; });
-  for (const auto& [gain, expert] : wanted) outcome.insertions += promote(model, layer, expert, phase) ? 1 : 0;
+  for (const auto& [gain, expert] : wanted)
+    outcome.insertions += promote(model, layer, expert, phase) ? 1 : 0;
   return outcome;
 }
 

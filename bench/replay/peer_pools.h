@@ -1,6 +1,6 @@
-// Pools of several GPUs that read each other's slots, in which copies and grace periods take no time: what the
-// daemon's peer tier would do with a trace. One brain has a model for each GPU, as GpuService has; a miss is
-// promoted by kPromotionGainMin. Thread: one. Memory: the brain's.
+// Pools of several GPUs that read each other's slots, in which copies and grace periods take no time: what
+// the daemon's peer tier would do with a trace. One brain has a model for each GPU, as GpuService has; a miss
+// is promoted by kPromotionGainMin. Thread: one. Memory: the brain's.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ class PeerPools {
     std::uint32_t insertions = 0;
   };
   // A use that a peer's slot serves costs `cost` of one that is read from RAM. kInvalid: as Brain::add_model.
-  [[nodiscard]] static Result<std::unique_ptr<PeerPools>> create(const ModelShape& shape, std::uint32_t n_gpus,
-                                                                 double cost);
+  [[nodiscard]] static Result<std::unique_ptr<PeerPools>> create(const ModelShape& shape,
+                                                                 std::uint32_t n_gpus, double cost);
   Outcome event(std::uint32_t gpu, LayerIndex layer, std::span<const ExpertIndex> experts, Phase phase);
   // Experts in slots of several GPUs, each copy but the first.
   [[nodiscard]] std::uint64_t copies() const;

@@ -55,7 +55,7 @@ struct ReplayResult {
 
 // One process on each of n_lanes GPUs that read each other's slots (peer_pools.h); n_slots are each GPU's.
 struct PeerResult {
-  Tally total;                 // hits: on any GPU
+  Tally total;                  // hits: on any GPU
   std::uint64_t peer_hits = 0;  // of those, on another than the process's own
   std::uint64_t copies = 0;     // experts in slots at the end that another GPU has as well
   std::uint64_t n_slots = 0;    // of all GPUs and layers

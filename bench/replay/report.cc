@@ -203,7 +203,8 @@ std::string to_table(const Report& report) {
     if (out.back() != '\n') out += '\n';
   }
   if (!report.peers.empty()) {
-    rows = {{"policy", "slots/GPU", "GPUs", "hits on any %", "own %", "peer %", "copies %", "uploads/access", link}};
+    rows = {{"policy", "slots/GPU", "GPUs", "hits on any %", "own %", "peer %", "copies %", "uploads/access",
+             link}};
     for (const PeerRun& run : report.peers) {
       const Tally& total = run.result.total;
       const double per_access = share(link_experts(total, Mode::kCovered), total.lookups);

@@ -186,14 +186,14 @@ std::string render(const Stats& stats, const Stats* before) {
                                " misses of what they displaced"});
   }
   if (const Counters& total = stats.total(); stats.device_bytes() > 0 || total.epochs() > 0) {
-    facts.add({"gpu", human_size(stats.device_bytes()) + " of VRAM for slots, " +
-                          human_size(total.bytes_uploaded()) + " uploaded, " +
-                          human_size(total.bytes_in_place()) + " read in place over the link, " +
-                          (total.peer_hits() == 0 ? ""
-                                                  : human_size(total.bytes_from_peers()) +
-                                                        " read on other GPUs (" + number(total.peer_hits()) +
-                                                        " of the hits), ") +
-                          number(total.epochs()) + " graphs"});
+    facts.add(
+        {"gpu", human_size(stats.device_bytes()) + " of VRAM for slots, " +
+                    human_size(total.bytes_uploaded()) + " uploaded, " + human_size(total.bytes_in_place()) +
+                    " read in place over the link, " +
+                    (total.peer_hits() == 0 ? ""
+                                            : human_size(total.bytes_from_peers()) + " read on other GPUs (" +
+                                                  number(total.peer_hits()) + " of the hits), ") +
+                    number(total.epochs()) + " graphs"});
   }
   const Ssd& ssd = stats.ssd();
   facts.add({"ssd", describe(ssd)});

@@ -156,7 +156,8 @@ moecached_status Connection::gpu_fetch(const GpuFetch& wanted, std::vector<Uniqu
   moecached_handle_gpu_fetched answer{};
   // The daemon answers one at a time, and may be allocating pinned memory for somebody else's model.
   const int timeout_ms = static_cast<int>(patience_.count()) * kGpuOpenPatience;
-  auto status = socket_.receive_some(&answer, MOECACHED_HANDLE_GPU_FETCHED, {1, request.count}, timeout_ms, out);
+  auto status =
+      socket_.receive_some(&answer, MOECACHED_HANDLE_GPU_FETCHED, {1, request.count}, timeout_ms, out);
   if (status == MOECACHED_OK && answer.first != wanted.first) {
     status = fail(MOECACHED_E_VERSION, "the daemon sent the memory from handle %u on, asked for was %u",
                   answer.first, wanted.first);

@@ -97,8 +97,8 @@ moecached_status GpuMapping::check_device() const {
   return MOECACHED_OK;
 }
 
-// Whether this process can map memory of the GPUs whose slots its table may come to name: the driver may have no
-// way between the two, or a container hide the other one.
+// Whether this process can map memory of the GPUs whose slots its table may come to name: the driver may have
+// no way between the two, or a container hide the other one.
 moecached_status GpuMapping::probe_peers(Connection& connection, const GpuUuid& uuid, std::string* why_not) {
   if (const char* text = std::getenv("MOECACHED_PEERS"); text != nullptr && std::strcmp(text, "0") == 0) {
     *why_not = "MOECACHED_PEERS is 0";

@@ -3,7 +3,8 @@
 //   | device slots, mapped chunk by chunk as the daemon adds them | host slots | scratch slots |
 //   0                                                   device_bytes
 //
-// of its own GPU and, where this process can map them, of other GPUs; scratch slots are this process's own; all but the scratch slots (see scratch_plan.h) read-only for the GPU; a stray write of a kernel ends that
+// of its own GPU and, where this process can map them, of other GPUs; scratch slots are this process's own;
+// all but the scratch slots (see scratch_plan.h) read-only for the GPU; a stray write of a kernel ends that
 // process and harms no other. A chunk is mapped before the first epoch that may meet it, and addresses never
 // change while the object lives. Thread: open(), map_chunks() and the end under the session's lock; the rest
 // from any. Memory: owns the addresses and a share of the GPU's primary context; borrows nothing from the

@@ -207,8 +207,7 @@ void GpuService::check_all_resident(Entry& entry) {
     if (entry.all_resident[l] != 0 || entry.n_open[l] < n_experts || entry.publishing[l] != 0) continue;
     if (brain_.resident(model.id(), layer) < n_experts) continue;
     bool in_order = true;
-    for (std::uint32_t e = 0; e < n_experts && in_order; ++e)
-      in_order = model.put_into(layer, e) == e;
+    for (std::uint32_t e = 0; e < n_experts && in_order; ++e) in_order = model.put_into(layer, e) == e;
     if (!in_order) continue;
     entry.all_resident[l] = 1;
     model.set_shape(layer, MOECACHED_SHAPE_ALL_RESIDENT);

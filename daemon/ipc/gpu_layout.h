@@ -3,10 +3,10 @@
 //   | section 0 |pad| gap | section 1 |pad| gap | ... | host_first: one host slot per expert |
 //   0                     begin[1]                    device_bytes                           + host_bytes
 //
-// A section is the room for the device slots of one GPU. GPUs that may read each other's slots have one each, at
-// the same place in the windows of all of them: a slot has one number, and a peer's memory can be mapped where it
-// belongs. One table serves all parts of a layer, so a section, and host_first, begins at the largest slot that
-// any part needs; parts with small experts have a gap of unused slots.
+// A section is the room for the device slots of one GPU. GPUs that may read each other's slots have one each,
+// at the same place in the windows of all of them: a slot has one number, and a peer's memory can be mapped
+// where it belongs. One table serves all parts of a layer, so a section, and host_first, begins at the
+// largest slot that any part needs; parts with small experts have a gap of unused slots.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Reads one entry of a lane's log on a GPU: which layers an epoch computed, and the slots that it used. A
 // client wrote the header, its GPU the slots, and both may write on: every word is copied once, and only the
-// copy is checked. Layers and counts come out in range; what a slot stands for is for GpuModel to say. Pure.
+// copy is checked. Layers and counts come out in range; what a slot stands for, GpuService knows. Pure.
 // Thread: core loop. Memory: sized at construction.
 #pragma once
 

@@ -341,9 +341,7 @@ void GpuModel::put(LayerIndex layer, ExpertIndex expert, SlotIndex slot) {
   own_slot_[layer.value][expert.value] = slot.value;
 }
 
-void GpuModel::take(LayerIndex layer, ExpertIndex expert) {
-  own_slot_[layer.value][expert.value] = kNowhere;
-}
+void GpuModel::take(LayerIndex layer, ExpertIndex expert) { own_slot_[layer.value][expert.value] = kNowhere; }
 
 GpuQueue::Job GpuModel::copy_job(LayerIndex layer, ExpertIndex expert, SlotIndex slot) const {
   CHECK(slot.value < n_slots_[layer.value]);

@@ -53,7 +53,9 @@ class GpuModel {
   [[nodiscard]] const std::vector<GpuLayerPlan>& plans() const { return plans_; }
   [[nodiscard]] std::span<const std::uint32_t> n_slots() const { return n_slots_; }  // device slots, by layer
   [[nodiscard]] const std::vector<std::uint32_t>& wanted() const { return wanted_; }
-  [[nodiscard]] std::uint32_t peer_group() const { return peer_group_; }  // GPUs of one have sections in one window
+  [[nodiscard]] std::uint32_t peer_group() const {
+    return peer_group_;
+  }  // GPUs of one have sections in one window
   [[nodiscard]] std::uint64_t device_bytes() const { return device_bytes_; }  // backed
   [[nodiscard]] std::uint64_t expert_bytes(LayerIndex layer) const { return expert_bytes_[layer.value]; }
   [[nodiscard]] int segment_fd() const { return segment_.fd(); }
@@ -89,8 +91,8 @@ class GpuModel {
   void give_up_peer_chunks(const GpuModel& peer);
   void publish_chunks();
 
-  // -- who is where. Slots count from the first of this GPU's section, as the brain's do; entries of the table
-  // name slots of the window.
+  // -- who is where. Slots count from the first of this GPU's section, as the brain's do; entries of the
+  // table name slots of the window.
   void put(LayerIndex layer, ExpertIndex expert, SlotIndex slot);
   void take(LayerIndex layer, ExpertIndex expert);  // from the slot that it was put into
   static constexpr std::uint32_t kNowhere = UINT32_MAX;

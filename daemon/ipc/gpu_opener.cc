@@ -63,11 +63,10 @@ Result<GpuOpener::Opened> GpuOpener::open(Request& request) {
   auto log = make_log_segment(**model);
   if (!log) return std::move(log).error();
   auto opened = core_.call([&](Core& core) {
-    return core.open_gpu_in_session(
-        request.session, {.model = *model,
-                          .log = *std::move(log),
-                          .reads_peers = request.reads_peers,
-                          .no_peers_reason = request.no_peers_reason});
+    return core.open_gpu_in_session(request.session, {.model = *model,
+                                                      .log = *std::move(log),
+                                                      .reads_peers = request.reads_peers,
+                                                      .no_peers_reason = request.no_peers_reason});
   });
   if (!opened) return std::move(opened).error();
   auto table = (*model)->share_table();

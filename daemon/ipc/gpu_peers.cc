@@ -1,8 +1,8 @@
 // The peer tier: a model that several GPUs compute, each with slots of its own, read each other's. Entry of a
-// table: the slot on this GPU, else that of a peer, else RAM. A lane reads a peer's slot as it reads its own, so
-// what holds for a slot holds for all who may read it: its memory is mapped before an entry names it, and it is
-// given to another expert only when every reader's table has been flipped and every reader's lane has ended the
-// epoch it was in.
+// table: the slot on this GPU, else that of a peer, else RAM. A lane reads a peer's slot as it reads its own,
+// so what holds for a slot holds for all who may read it: its memory is mapped before an entry names it, and
+// it is given to another expert only when every reader's table has been flipped and every reader's lane has
+// ended the epoch it was in.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -54,7 +54,8 @@ GpuSections GpuService::place_of(const Gpu& gpu) const {
 Result<std::vector<UniqueFd>> GpuService::share_probes(const GpuId& id) const {
   auto gpu = find_gpu(id);
   if (!gpu) return std::move(gpu).error();
-  const auto own = std::ranges::find_if(devices_, [&](const auto& device) { return device->gpu.get() == *gpu; });
+  const auto own =
+      std::ranges::find_if(devices_, [&](const auto& device) { return device->gpu.get() == *gpu; });
   std::vector<UniqueFd> shared;
   for (const auto& device : devices_) {
     if (device == *own || device->group != (*own)->group || device->lost) continue;
@@ -156,8 +157,8 @@ void GpuService::look_for_peers(std::uint64_t now_ns) {
   }
 }
 
-// Lanes that begin from now on map the peer's memory first; the others have to end their epochs before an entry
-// may name it.
+// Lanes that begin from now on map the peer's memory first; the others have to end their epochs before an
+// entry may name it.
 void GpuService::map_peer(Entry& reader, Entry& peer) {
   const auto known = std::ranges::find(reader.peers, &peer, &Peer::entry);
   known->version = peer.slots_version;
@@ -171,7 +172,8 @@ void GpuService::map_peer(Entry& reader, Entry& peer) {
   known->n_coming = peer.n_open;
   const auto index = static_cast<std::uint32_t>(known - reader.peers.begin());
   begin_grace(growth_grace_,
-              {.model = reader.model->id(), .layer = {}, .slot = SlotIndex(1 + index), .expert = {}}, &grown_);
+              {.model = reader.model->id(), .layer = {}, .slot = SlotIndex(1 + index), .expert = {}},
+              &grown_);
   slots_mapped();
 }
 
@@ -294,10 +296,11 @@ void GpuService::submit_repoints(Entry& entry) {
   end_hold(entry);
 }
 
-// Entries on the GPU may still name what its lanes must not read. Those of all its processes wait: as long as the
-// flips take, milliseconds where nothing else is in the queue.
+// Entries on the GPU may still name what its lanes must not read. Those of all its processes wait: as long as
+// the flips take, milliseconds where nothing else is in the queue.
 void GpuService::hold_until_repointed(Entry& entry) {
-  if ((entry.stale.empty() && entry.repointing == 0) || entry.model->load_state() != MOECACHED_COVERED) return;
+  if ((entry.stale.empty() && entry.repointing == 0) || entry.model->load_state() != MOECACHED_COVERED)
+    return;
   entry.model->set_load_state(MOECACHED_LOADING);
   entry.is_held = true;
 }
@@ -313,8 +316,8 @@ void GpuService::repointed(Entry& entry) {
   end_hold(entry);
 }
 
-// Of the brain's kUnpublish. Flips of one GPU are done in order, so that of a reader is made even where its table
-// names another slot by now: the flip that made it do so may not be done yet.
+// Of the brain's kUnpublish. Flips of one GPU are done in order, so that of a reader is made even where its
+// table names another slot by now: the flip that made it do so may not be done yet.
 void GpuService::unpublish(Entry& entry, const Command& command) {
   entry.model->take(command.layer, command.expert);
   std::vector<Entry*> who = readers_of(entry);

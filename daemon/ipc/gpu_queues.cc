@@ -166,8 +166,8 @@ void GpuService::lose(Device& device) {
                 to_string(device.gpu->id()), device.gpu->name());
   for (const auto& [id, entry] : models_) {
     if (entry->device != &device) continue;
-    // Its table cannot be flipped any more, but its clients may be alive: those that may read slots of other GPUs
-    // must not begin again. What they have begun is waited for as before.
+    // Its table cannot be flipped any more, but its clients may be alive: those that may read slots of other
+    // GPUs must not begin again. What they have begun is waited for as before.
     if (!entry->peers.empty()) entry->model->set_load_state(MOECACHED_GPU_LOST);
     for (const auto& [reader_id, reader] : models_) {
       reader->model->give_up_peer_chunks(*entry->model);

@@ -119,13 +119,14 @@ void GpuService::findings(std::vector<Finding>* out) const {
                       "reads RAM instead of slots of " + to_string(other->model->gpu().id()) +
                           ": the driver lets neither GPU read the other's memory, or not both"});
     }
-    const bool has_peers = std::ranges::any_of(
-        models_, [&](const auto& other) { return may_read(*entry, *other.second); });
+    const bool has_peers =
+        std::ranges::any_of(models_, [&](const auto& other) { return may_read(*entry, *other.second); });
     if (entry->sessions_without_peers > 0 && has_peers) {
-      out->push_back({"note", subject,
-                      "all its processes on this GPU read RAM where they could read slots of other GPUs, since one "
-                      "of them cannot: " +
-                          entry->no_peers_reason});
+      out->push_back(
+          {"note", subject,
+           "all its processes on this GPU read RAM where they could read slots of other GPUs, since one "
+           "of them cannot: " +
+               entry->no_peers_reason});
     }
     std::uint64_t lookups = 0, hits = 0;
     for (const GpuModel::LayerUse& use : entry->model->use) {

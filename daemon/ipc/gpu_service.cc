@@ -23,8 +23,7 @@ bool is_set(const char* name) {
 // For sessions to come: the same files, and nothing went wrong with them.
 bool is_usable(const GpuModel& model, std::span<const FileIdentity> identity) {
   return !model.changed_on_disk && model.load_state() != MOECACHED_LOAD_FAILED &&
-         model.load_state() != MOECACHED_GPU_LOST &&
-         std::ranges::equal(model.identity(), identity);
+         model.load_state() != MOECACHED_GPU_LOST && std::ranges::equal(model.identity(), identity);
 }
 
 }  // namespace
@@ -191,9 +190,9 @@ Status GpuService::drop_model(std::uint32_t id, std::vector<FileId>* files) {
   const std::vector<Entry*> readers = readers_of(entry);
   for (const Entry* reader : readers) {
     if (reader->model->sessions > 0) {
-      return Fault{FaultCode::kInvalid,
-                   "its slots are read by sessions of model " + std::to_string(reader->model->id().value) +
-                       ", the same model on another GPU; stop them first"};
+      return Fault{FaultCode::kInvalid, "its slots are read by sessions of model " +
+                                            std::to_string(reader->model->id().value) +
+                                            ", the same model on another GPU; stop them first"};
     }
   }
   for (Entry* reader : readers) {
@@ -223,7 +222,8 @@ bool GpuService::drop_idle_model(std::vector<FileId>* files) {
   for (const auto& [id, entry] : models_) {
     if (entry->model->sessions > 0 || entry->model->ram().loads_left > 0 || entry->is_growing()) continue;
     const std::vector<Entry*> readers = readers_of(*entry);
-    if (std::ranges::any_of(readers, [](const Entry* reader) { return reader->model->sessions > 0; })) continue;
+    if (std::ranges::any_of(readers, [](const Entry* reader) { return reader->model->sessions > 0; }))
+      continue;
     if (oldest == nullptr || entry->model->last_used < oldest->model->last_used) oldest = entry.get();
   }
   if (oldest == nullptr) return false;

@@ -1,6 +1,6 @@
 // Models on GPUs, as part of the core loop: loads them into pinned RAM, adds device slots once a client's
-// graphs have run, reads the logs of lanes, and promotes experts to device slots in the background, so that no
-// token waits.
+// graphs have run, reads the logs of lanes, and promotes experts to device slots in the background, so that
+// no token waits.
 //
 // A promotion: Brain::promote -> kUnpublish: flip the victim's entry to its host slot -> the flip is done on
 // the GPU -> grace period of the lanes -> kRead: copy -> kPublish: flip the newcomer's entry to the slot.

@@ -43,8 +43,8 @@ struct HandleRefusal {  // the connection is not worth keeping
   moecached_handle_error_code code = MOECACHED_ERROR_MESSAGE;
   std::string text;
 };
-using HandleMessage =
-    std::variant<HandleRefusal, HelloMessage, ModelOpenMessage, GpuOpenMessage, GpuProbeMessage, GpuFetchMessage>;
+using HandleMessage = std::variant<HandleRefusal, HelloMessage, ModelOpenMessage, GpuOpenMessage,
+                                   GpuProbeMessage, GpuFetchMessage>;
 
 // n_fds: descriptors that came with the packet; greeted: whether this client has said hello.
 [[nodiscard]] HandleMessage read_handle_message(std::span<const std::byte> packet, std::size_t n_fds,

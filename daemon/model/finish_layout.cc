@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/text.h"
 #include "daemon/model/checked_math.h"
 #include "daemon/model/record_layout.h"
-#include "daemon/base/text.h"
 
 namespace moecached {
 namespace {

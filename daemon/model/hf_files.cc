@@ -7,10 +7,10 @@
 #include <string_view>
 #include <utility>
 
+#include "daemon/base/text.h"
 #include "daemon/model/header_reader.h"
 #include "daemon/model/json_events.h"
 #include "daemon/model/safetensors.h"
-#include "daemon/base/text.h"
 #include "proto/shm/layout.h"
 
 namespace moecached {

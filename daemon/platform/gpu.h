@@ -1,7 +1,8 @@
 // One GPU: memory that other processes can map (device slots, pinned host slots), and a queue that copies
 // between the two and flips slot table entries in the background. The rest of the daemon sees only this;
-// every CUDA call is in gpu_cuda.cc and cuda_queue.cc. libcuda is loaded by list_gpus, so the same program runs where there is
-// none. Thread: any, unless said. Memory: objects own what they made; they keep the GPU's context alive.
+// every CUDA call is in gpu_cuda.cc and cuda_queue.cc. libcuda is loaded by list_gpus, so the same program
+// runs where there is none. Thread: any, unless said. Memory: objects own what they made; they keep the GPU's
+// context alive.
 #pragma once
 
 #include <array>
@@ -112,8 +113,8 @@ class Gpu {
   // Bytes per second of large copies from the other's memory, measured. kUnsupported: the driver
   // lets this one not read it.
   virtual Result<double> measure_peer_rate(Gpu& other) = 0;
-  // MOECACHED_PROBE_BYTES of the other's memory for clients to try to map, made at the first call: they are its
-  // only memory that a daemon takes which serves nothing there. As GpuHostMemory::share.
+  // MOECACHED_PROBE_BYTES of the other's memory for clients to try to map, made at the first call: they are
+  // its only memory that a daemon takes which serves nothing there. As GpuHostMemory::share.
   virtual Result<UniqueFd> share_probe(const Gpu& other) = 0;
   // Why host memory is a registered memfd and not shareable driver memory; empty if it is the latter.
   [[nodiscard]] virtual std::string host_memory_fallback() const = 0;

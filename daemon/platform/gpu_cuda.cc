@@ -286,8 +286,8 @@ class CudaGpu final : public Gpu {
   Result<double> measure_peer_rate(Gpu& other) override {
     const auto& peer = dynamic_cast<CudaGpu&>(other);
     if (!can_read(other)) {
-      return Fault{FaultCode::kUnsupported, "the driver lets " + to_string(id_) +
-                                                " not read the memory of " + to_string(peer.id_)};
+      return Fault{FaultCode::kUnsupported,
+                   "the driver lets " + to_string(id_) + " not read the memory of " + to_string(peer.id_)};
     }
     auto context = dynamic_cast<CudaGpu&>(other).use_context();
     if (!context) return std::move(context).error();
@@ -307,7 +307,8 @@ class CudaGpu final : public Gpu {
 
   bool can_read(const Gpu& other) const override {
     int can = 0;
-    return cu_.cuDeviceCanAccessPeer(&can, device_, dynamic_cast<const CudaGpu&>(other).device_) == CUDA_SUCCESS &&
+    return cu_.cuDeviceCanAccessPeer(&can, device_, dynamic_cast<const CudaGpu&>(other).device_) ==
+               CUDA_SUCCESS &&
            can != 0;
   }
 
@@ -358,8 +359,7 @@ class CudaGpu final : public Gpu {
       result = copy(device, stream);
       if (result == CUDA_SUCCESS) result = cu_.cuStreamSynchronize(stream);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      if (i > 0 && took.count() > 0)
-        best = std::max(best, static_cast<double>(bytes) / took.count());
+      if (i > 0 && took.count() > 0) best = std::max(best, static_cast<double>(bytes) / took.count());
     }
     if (stream != nullptr) cu_.cuStreamDestroy(stream);
     cu_.cuMemFree(device);

@@ -142,7 +142,7 @@ double LayerTable::choose_beside_peers(ExpertIndex newcomer) {
   next_victim_ = 0;
   for (const Slot& slot : slots_) {
     if (slot.state != SlotState::kResident || at(slot.expert).pins != 0) continue;
-    (at(slot.expert).is_prompts    ? prompt_candidates_
+    (at(slot.expert).is_prompts  ? prompt_candidates_
      : is_elsewhere(slot.expert) ? copies_
                                  : candidates_)
         .push_back(slot.expert);
@@ -154,12 +154,11 @@ double LayerTable::choose_beside_peers(ExpertIndex newcomer) {
   };
   ExpertIndex victim = best_of(prompt_candidates_);
   if (victim == kNobody) {
-    // Among equals the policy chooses. Between one that would be read from a peer then and one that would be read
-    // from RAM the rates of use decide, which are the same for every policy.
+    // Among equals the policy chooses. Between one that would be read from a peer then and one that would be
+    // read from RAM the rates of use decide, which are the same for every policy.
     const ExpertIndex copy = best_of(copies_);
     victim = best_of(candidates_);
-    if (copy != kNobody &&
-        (victim == kNobody || peer_cost_ * history_.rate(copy) <= history_.rate(victim)))
+    if (copy != kNobody && (victim == kNobody || peer_cost_ * history_.rate(copy) <= history_.rate(victim)))
       victim = copy;
   }
   victims_.assign(1, victim);

@@ -57,8 +57,8 @@ class LayerTable {
   // event; prompts have none of their own.
   Step touch(std::span<const ExpertIndex> experts, Phase phase = Phase::kDecode);
 
-  // The same uses, of lanes that may read this layer's slots from another GPU: they count as a reason to keep an
-  // expert, not as this model's lookups.
+  // The same uses, of lanes that may read this layer's slots from another GPU: they count as a reason to keep
+  // an expert, not as this model's lookups.
   void observe(std::span<const ExpertIndex> experts);
 
   // The same layer on other GPUs, whose slots this one's lanes can read: a use that is served there costs

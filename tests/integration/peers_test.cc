@@ -85,7 +85,8 @@ class ManyPeersTest : public PeersTest, public ::testing::WithParamInterface<int
             is_done = true;
             ++n_done;
           }
-          for (const SessionReport& session : daemon_->sessions()) n_refused = session.records_refused + n_refused;
+          for (const SessionReport& session : daemon_->sessions())
+            n_refused = session.records_refused + n_refused;
           return n_done == GetParam();  // the others read this one's slots until then
         }));
       });
@@ -111,8 +112,8 @@ INSTANTIATE_TEST_SUITE_P(Gpus, ManyPeersTest, ::testing::Values(1, 2, 4, 8));
 TEST_F(PeersTest, WithoutGracePeriodsTheSameReadersFindWrongBytes) {
   const Variable churn("MOECACHED_TEST_CHURN"), no_grace("MOECACHED_TEST_NO_GRACE");
   start(kSix);
-  // One computes, so that every wrong byte of it is in a slot that the other GPU gives to somebody else: its own
-  // slots are as many as it has, and are not swapped.
+  // One computes, so that every wrong byte of it is in a slot that the other GPU gives to somebody else: its
+  // own slots are as many as it has, and are not swapped.
   GpuClient first(folder_, model_, 0), second(folder_, model_, 1);
   std::uint32_t seed = 1;
   std::size_t wrong = 0;
@@ -134,9 +135,8 @@ TEST_F(PeersTest, SpreadTheExpertsSoThatMoreAreOnAnyGpu) {
     EXPECT_EQ(first.graphs(seed++, 40).wrong, 0u);
     EXPECT_EQ(second.graphs(seed++, 40).wrong, 0u);
     const Rate after = rate_of(0);
-    return after.lookups > before.lookups &&
-           static_cast<double>(after.hits - before.hits) >
-               0.6 * static_cast<double>(after.lookups - before.lookups);
+    return after.lookups > before.lookups && static_cast<double>(after.hits - before.hits) >
+                                                 0.6 * static_cast<double>(after.lookups - before.lookups);
   }));
   EXPECT_GT(report_of(0).bytes_from_peers, 0u);
 }
@@ -180,7 +180,8 @@ TEST_F(PeersTest, ASessionThatOpensItAgainAndCannotMapThemCountsAsOneThatCannot)
     const Variable off("MOECACHED_PEERS", "0");
     const char* path = model_.c_str();
     moecached_gpu_model* again = nullptr;
-    ASSERT_EQ(moecached_gpu_model_open(first.session(), &path, 1, gpu_at(0).uuid.data(), &again), MOECACHED_OK)
+    ASSERT_EQ(moecached_gpu_model_open(first.session(), &path, 1, gpu_at(0).uuid.data(), &again),
+              MOECACHED_OK)
         << moecached_last_error();
     EXPECT_TRUE(report_of(0).peers.empty());
     EXPECT_EQ(first.graphs(1, 50).wrong, 0u);

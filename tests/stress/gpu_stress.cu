@@ -9,10 +9,11 @@
 //              [--flip] [MODEL.gguf ...]
 //
 // --device: CUDA's number of the GPU. --twin: the daemon and this program have a driver that shows the GPU
-// twice (tests/support/one_gpu_twice), and this is the second one. --layers: of one epoch. --delay-us: longest pause between look-up and read. --flip: spoils one expectation
-// of each layer, to show that a wrong byte is found. MODEL: else $MOECACHED_STRESS_MODEL; shards in order.
-// After the daemon's death it goes on with the last table and moves to the next daemon when there is one.
-// Exit status: 0, 1 wrong bytes or an error, 77 no GPU or no model (skipped).
+// twice (tests/support/one_gpu_twice), and this is the second one. --layers: of one epoch. --delay-us:
+// longest pause between look-up and read. --flip: spoils one expectation of each layer, to show that a wrong
+// byte is found. MODEL: else $MOECACHED_STRESS_MODEL; shards in order. After the daemon's death it goes on
+// with the last table and moves to the next daemon when there is one. Exit status: 0, 1 wrong bytes or an
+// error, 77 no GPU or no model (skipped).
 #include <cuda_runtime.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -275,8 +276,8 @@ void take_expectations(Stress& stress) {
         const std::uint64_t expert = at / part.expert_bytes, within = at % part.expert_bytes;
         std::uint32_t file = 0;
         std::uint64_t offset = 0;
-        if (moecached_gpu_model_locate(stress.model, l, p, static_cast<std::uint32_t>(expert), &file, &offset) !=
-            MOECACHED_OK) {
+        if (moecached_gpu_model_locate(stress.model, l, p, static_cast<std::uint32_t>(expert), &file,
+                                       &offset) != MOECACHED_OK) {
           die("locate");
         }
         const ssize_t got = ::pread(files[file], content.data() + at, part.expert_bytes - within,
@@ -352,8 +353,8 @@ void run_lane(Stress& stress, std::uint32_t index) {
         fresh = take_views(stress);
       } while (generation != moecached_gpu_model_generation(stress.model));
       CUDA_OK(cudaStreamSynchronize(stream));
-      // In the lane's own stream: a plain copy of so little returns before it is done, and this stream does not
-      // wait for the one that it is on.
+      // In the lane's own stream: a plain copy of so little returns before it is done, and this stream does
+      // not wait for the one that it is on.
       CUDA_OK(cudaMemcpyAsync(views, fresh.data(), fresh.size() * sizeof(LayerView), cudaMemcpyHostToDevice,
                               stream));
       CUDA_OK(cudaStreamSynchronize(stream));

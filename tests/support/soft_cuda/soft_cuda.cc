@@ -7,7 +7,8 @@
 //
 // Environment: SOFT_CUDA_DEVICES (1 to 8, 1), SOFT_CUDA_UUID (32 hex digits, dashes allowed: that of the
 // first device, the last digit counts up), SOFT_CUDA_VRAM (bytes of each, 256 MiB), SOFT_CUDA_NO_HOST_NUMA=1
-// (no cuMemCreate of HOST_NUMA memory), SOFT_CUDA_NO_PEERS=1 (no GPU reads another's memory). Thread: any; one lock guards the tables.
+// (no cuMemCreate of HOST_NUMA memory), SOFT_CUDA_NO_PEERS=1 (no GPU reads another's memory). Thread: any;
+// one lock guards the tables.
 #include "tests/support/soft_cuda/soft_cuda.h"
 
 #include <cuda.h>
@@ -42,7 +43,7 @@ struct Allocation {
   int fd = -1;
   std::size_t bytes = 0;
   std::size_t counted = 0;  // against the VRAM of a device, in this process
-  int device = -1;  // -1: host memory
+  int device = -1;          // -1: host memory
   ~Allocation();
 };
 

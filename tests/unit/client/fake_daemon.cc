@@ -236,7 +236,8 @@ void FakeDaemon::serve_socket() {
     const int probe = gpu_ == nullptr ? -1 : gpu_->options().probe_fd;
     moecached_handle_gpu_probed message{};
     message.header = frame(MOECACHED_HANDLE_GPU_PROBED, sizeof message, probe < 0 ? 0u : 1u);
-    send_packet(connection_.get(), &message, sizeof message, probe < 0 ? std::vector<int>{} : std::vector{probe});
+    send_packet(connection_.get(), &message, sizeof message,
+                probe < 0 ? std::vector<int>{} : std::vector{probe});
   } else if (packet.type == MOECACHED_HANDLE_GPU_OPEN) {
     gpu_open_ = packet.as<moecached_handle_gpu_open>();
     open_gpu_model(connection_.get(), gpu_open_);

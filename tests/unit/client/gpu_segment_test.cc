@@ -92,7 +92,11 @@ TEST_F(GpuSegment, EveryWrongValueIsRefused) {
       {"table entries", [](View v) { v.layers[2].table_first = UINT32_MAX; }},
       {"host slots in the device part", [](View v) { v.layers[0].host_first -= 1; }},
       {"host slots behind the window", [](View v) { v.layers[0].host_first += 4096; }},
-      {"device slots among host slots", [](View v) { v.layers[0].device_first = v.layers[0].host_first; v.layers[0].n_slots = 1; }},
+      {"device slots among host slots",
+       [](View v) {
+         v.layers[0].device_first = v.layers[0].host_first;
+         v.layers[0].n_slots = 1;
+       }},
       {"device slots beyond all", [](View v) { v.layers[0].device_first = UINT32_MAX; }},
       {"slot ids beyond int32", [](View v) { v.layers[0].host_first = INT32_MAX; }},
       {"part of 0 bytes", [](View v) { v.parts[4].expert_bytes = 0; }},

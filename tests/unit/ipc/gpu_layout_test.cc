@@ -139,7 +139,8 @@ TEST(PlanGpuLayer, SectionsLieAtTheSamePlaceForAllWhoseTheyAreAndDoNotTouch) {
       EXPECT_EQ(first.first[0], 0u);
       for (std::uint32_t own = 0; own < n_sections; ++own) {
         SCOPED_TRACE(std::to_string(layer.n_experts) + " experts, section " + std::to_string(own));
-        const GpuLayerPlan plan = plan_gpu_layer(layer, n_device, {.own = own, .n = n_sections}, kGranularity);
+        const GpuLayerPlan plan =
+            plan_gpu_layer(layer, n_device, {.own = own, .n = n_sections}, kGranularity);
         EXPECT_EQ(plan.first, first.first);
         EXPECT_EQ(plan.host_first, first.host_first);
         for (std::size_t p = 0; p < layer.parts.size(); ++p) {
@@ -161,7 +162,8 @@ TEST(PlanGpuLayer, SectionsLieAtTheSamePlaceForAllWhoseTheyAreAndDoNotTouch) {
 
 TEST(GpuSections, AreFewerWhereWindowsWouldHaveTooManySlots) {
   const auto fit = [](std::uint32_t n_experts, std::uint32_t room, std::uint32_t n_gpus) {
-    return gpu_sections_that_fit(model_of({layer_of(n_experts, {kGranularity})}), {room}, n_gpus, kGranularity);
+    return gpu_sections_that_fit(model_of({layer_of(n_experts, {kGranularity})}), {room}, n_gpus,
+                                 kGranularity);
   };
   EXPECT_EQ(fit(256, 64, 8), 8u);
   EXPECT_EQ(fit(256, 256, 8), 3u) << "a slot for every expert on each of them";

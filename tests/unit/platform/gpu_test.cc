@@ -315,7 +315,8 @@ TEST_F(PeerGpuTest, MeasuresTheWayToAnotherGpuAndGivesTheMemoryBack) {
   ASSERT_TRUE(rate) << rate.error().text;
   EXPECT_GT(*rate, 1e6);
   EXPECT_EQ(cuda_.vram_used(), 0u);
-  for (const char* function : {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemAlloc", "cuMemcpyDtoDAsync"}) {
+  for (const char* function :
+       {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemAlloc", "cuMemcpyDtoDAsync"}) {
     cuda_.fail_next(function, CUDA_ERROR_ILLEGAL_ADDRESS);
     const auto failed = gpus[0]->measure_peer_rate(*gpus[1]);
     ASSERT_FALSE(failed) << function;

@@ -296,8 +296,9 @@ TEST(ReplayPeers, MoreGpusHoldMoreExpertsAndAPeerThatIsAsSlowAsRamIsWorthNoCopyL
   for (const std::uint32_t n_gpus : {1u, 2u, 4u, 8u}) {
     const auto order = interleave(trace, n_gpus);
     ASSERT_TRUE(order) << order.error().text;
-    const auto result = replay_peers(
-        trace, *order, {.mode = Mode::kCovered, .policy = "ewma", .n_slots = {4, 4}, .n_lanes = n_gpus}, 0.125);
+    const auto result =
+        replay_peers(trace, *order,
+                     {.mode = Mode::kCovered, .policy = "ewma", .n_slots = {4, 4}, .n_lanes = n_gpus}, 0.125);
     ASSERT_TRUE(result) << result.error().text;
     const double hits = static_cast<double>(result->total.hits) / static_cast<double>(result->total.lookups);
     EXPECT_GT(hits, before + 0.05) << n_gpus << " GPUs";

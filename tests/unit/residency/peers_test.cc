@@ -26,7 +26,8 @@ class Peers {
       brain.lane_opened(LaneId(g), ModelId(g));
       all.emplace_back(g);
     }
-    for (const ModelId model : all) brain.set_peers(model, all, kCost);  // itself among them, which is no peer
+    for (const ModelId model : all)
+      brain.set_peers(model, all, kCost);  // itself among them, which is no peer
   }
   void use(std::uint32_t gpu, BrainHarness::Experts experts) {
     brain.routed(LaneId(gpu), LayerIndex(0), BrainHarness::ids(experts));
@@ -130,8 +131,8 @@ TEST(PeersOfTheBrain, APeerThatIsRemovedIsReadNoMore) {
   p.use(0, {3});  // tells nobody that is gone
 }
 
-// Skewed use, the same on every GPU; each promotes what it misses, where that gains as much as it has to in the
-// daemon. Returns the share of lookups that hit a slot somewhere.
+// Skewed use, the same on every GPU; each promotes what it misses, where that gains as much as it has to in
+// the daemon. Returns the share of lookups that hit a slot somewhere.
 double hits_anywhere(std::uint32_t n_gpus, bool are_peers, const char* policy) {
   constexpr std::uint32_t kExperts = 64;
   Peers p(n_gpus, {.n_experts = kExperts, .n_slots = 8}, policy);

@@ -87,8 +87,9 @@ class Core {
     ModelId id;  // for the model to be made
   };
   Result<GpuModelFiles> begin_gpu_model(std::vector<UniqueFd> shards, const GpuId& gpu, SessionId session);
-  // Whether the session's user may have so much pinned memory more.
-  [[nodiscard]] Status may_pin(SessionId session, std::uint64_t bytes) const;
+  // Whether the session's user may have a model with so much pinned memory, or with `shared` if there is
+  // that.
+  [[nodiscard]] Status may_pin(SessionId session, std::uint64_t bytes, const ExpertRam* shared) const;
   // Takes the model, or the fault that kept it from being made.
   Result<std::shared_ptr<GpuModel>> finish_gpu_model(const ModelFiles& files,
                                                      Result<std::shared_ptr<GpuModel>> model, WarmStart warm);
@@ -192,6 +193,8 @@ class Core {
   static void answer_stream(Lane& lane, std::uint32_t half, std::uint32_t seq, GrantStatus status);
   void grant(Lane& lane, std::uint32_t seq, GrantStatus status);
   [[nodiscard]] UserUse use_of(std::uint32_t uid) const;
+  // What this memory adds to the use of a user, who may have it already for another GPU.
+  [[nodiscard]] std::uint64_t bytes_more(std::uint32_t uid, const ExpertRam& ram) const;
   // Whether the session's user may open a model, of which `files` and `bytes` count if it has not opened it
   // yet.
   [[nodiscard]] Status may_open(const Session& session, std::uint32_t model, UserUse of_model) const;

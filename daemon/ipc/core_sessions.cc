@@ -125,6 +125,7 @@ std::uint64_t Core::reserved_bytes() const {
 UserUse Core::use_of(std::uint32_t uid) const {
   UserUse use;
   std::set<std::uint32_t> counted;
+  std::set<const ExpertRam*> rams;  // one may be of several models, on a GPU each
   for (const auto& [id, state] : sessions_) {
     const Session& session = *state.session;
     if (session.peer().uid != uid) continue;
@@ -138,7 +139,7 @@ UserUse Core::use_of(std::uint32_t uid) const {
     for (const auto& [model, opened] : session.gpu_models) {
       if (!counted.insert(model).second) continue;
       use.files += opened.model->files().size();
-      use.bytes += opened.model->ram().bytes();
+      if (rams.insert(&opened.model->ram()).second) use.bytes += opened.model->ram().bytes();
     }
   }
   return use;
@@ -156,9 +157,20 @@ Status Core::may_open(const Session& session, std::uint32_t model, UserUse of_mo
   return check_user(session.peer().uid, would, config_);
 }
 
-Status Core::may_pin(SessionId session, std::uint64_t bytes) const {
+std::uint64_t Core::bytes_more(std::uint32_t uid, const ExpertRam& ram) const {
+  for (const auto& [id, state] : sessions_) {
+    if (state.session->peer().uid != uid) continue;
+    for (const auto& [model, opened] : state.session->gpu_models) {
+      if (&opened.model->ram() == &ram) return 0;
+    }
+  }
+  return ram.bytes();
+}
+
+Status Core::may_pin(SessionId session, std::uint64_t bytes, const ExpertRam* shared) const {
   const auto it = sessions_.find(session.value);
   if (it == sessions_.end()) return Fault{FaultCode::kNotFound, "the session is gone"};
+  if (shared != nullptr) bytes = bytes_more(it->second.session->peer().uid, *shared);
   return may_open(*it->second.session, 0, {.bytes = bytes});
 }
 
@@ -266,7 +278,8 @@ Result<std::shared_ptr<Memfd>> Core::open_gpu_in_session(SessionId session, Sess
   if (gpu_.find_model(id) != opened.model)
     return Fault{FaultCode::kNotFound, "the model was dropped meanwhile: open it again"};
   if (!it->second.session->gpu_models.contains(id)) {
-    const UserUse of_model{.files = opened.model->files().size(), .bytes = opened.model->ram().bytes()};
+    const UserUse of_model{.files = opened.model->files().size(),
+                           .bytes = bytes_more(it->second.session->peer().uid, opened.model->ram())};
     if (Status may = may_open(*it->second.session, id, of_model); !may) return std::move(may).error();
   }
   gpu_.open_in_session(*it->second.session, std::move(opened));

@@ -94,8 +94,9 @@ Result<std::shared_ptr<GpuModel>> GpuOpener::make_model(Request& request) {
   WarmStart warm;
   if (auto layout = read_model_layout(fds, {.direct_alignment = 0}); !layout) {
     model = std::move(layout).error();
-  } else if (auto may = core_.call(
-                 [&](Core& core) { return core.may_pin(request.session, layout->expert_bytes_total); });
+  } else if (auto may = core_.call([&](Core& core) {
+               return core.may_pin(request.session, layout->expert_bytes_total, begun->ram.get());
+             });
              !may) {
     model = std::move(may).error();
   } else {

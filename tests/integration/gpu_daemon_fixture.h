@@ -84,6 +84,7 @@ class GpuDaemonTest : public ::testing::Test {
     config.gpu.slots = slots;
     config.gpu.keep_free = 0;
     config.max_models = max_models_;
+    config.max_user_bytes = max_user_bytes_;
     config.gpu.policy = policy;
     config.gpu.scope = scope;
     config.gpu.peers = peers_;
@@ -101,6 +102,7 @@ class GpuDaemonTest : public ::testing::Test {
 
   std::filesystem::path folder_, model_;
   std::uint32_t max_models_ = 16;
+  std::uint64_t max_user_bytes_ = 0;
   bool peers_ = true;
   std::unique_ptr<Daemon> daemon_;
 };

@@ -50,6 +50,30 @@ TEST_F(SeveralGpusTest, TheSecondReadsTheRamOfTheFirst) {
   EXPECT_EQ(report_of(1).pool_bytes, 0u) << "held once, counted once";
 }
 
+TEST_F(SeveralGpusTest, RamThatIsHeldOnceCountsOnceForItsUser) {
+  const auto open = [&](moecached_session* session, const std::filesystem::path& path, std::size_t gpu,
+                        moecached_gpu_model** model) {
+    const char* const files[] = {path.c_str()};
+    const GpuId id = gpu_at(gpu);
+    return moecached_gpu_model_open(session, files, 1, id.uuid.data(), model);
+  };
+  start(kSix);
+  { const GpuClient measures(folder_, model_, 0); }
+  max_user_bytes_ = report_of(0).pool_bytes;
+  daemon_.reset();
+  start(kSix);
+  // Of one user, which has just room for one.
+  GpuClient first(folder_, model_, 0), second(folder_, model_, 1);
+  ASSERT_NE(second.lane(), nullptr);
+  EXPECT_EQ(second.graphs(2, 5).wrong, 0u);
+  const std::filesystem::path other = folder_ / "other.gguf";
+  std::filesystem::copy_file(model_, other);
+  moecached_gpu_model* refused = nullptr;
+  EXPECT_NE(open(first.session(), other, 1, &refused), MOECACHED_OK);
+  EXPECT_NE(std::string(moecached_last_error()).find("limits.user_bytes"), std::string::npos)
+      << moecached_last_error();
+}
+
 TEST_F(SeveralGpusTest, TheSecondMayComeWhileTheFirstIsLoading) {
   start(kSix, 100, "ewma", /*slow_disk=*/true);
   GpuClient first(folder_, model_, 0), second(folder_, model_, 1);

@@ -11,6 +11,7 @@
 #include "tests/fuzz/shard_set.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/gguf_faults.h"
+#include "tests/support/safetensors_builder.h"
 
 namespace moecached::fuzz {
 namespace {
@@ -76,6 +77,36 @@ void gguf(const Folder& folder) {
   add("good_shards", make_moe(f32).split(2));
   for (const test::GgufFaultFile& file : test::gguf_fault_files())
     folder.add(file.name, pack_shards(file.shards));
+}
+
+void safetensors(const Folder& folder) {
+  using Files = std::vector<std::vector<std::byte>>;
+  const auto small = [](test::HfSpec spec) {
+    spec.n_layers = 1;
+    spec.n_experts = 2;
+    spec.n_expert_used = 1;
+    spec.hidden = spec.inner = 4;
+    return test::make_hf(spec).files();
+  };
+  folder.add("good", pack_shards(small({})));
+  folder.add("good_mixtral", pack_shards(small({.names = test::ExpertNames::kMixtral, .dtype = "BF16"})));
+  folder.add("good_fused", pack_shards(small({.names = test::ExpertNames::kFused, .dtype = "F16"})));
+  const Files shards = small({.n_shards = 2});
+  folder.add("good_shards", pack_shards(shards));
+  folder.add("shard_without_its_config", shards.front());
+  Files reversed(shards.rbegin(), shards.rend());
+  folder.add("good_reversed", pack_shards(reversed));
+  const std::string odd = R"({"__metadata__":{"format":"pt"},"é\n":{"dtype":"F8_E4M3","shape":[0],)"
+                          R"("data_offsets":[0,0]},"a":{"data_offsets":[0,8],"shape":[],"dtype":"I64"}}  )";
+  folder.add("odd_but_allowed", pack_shards(Files{test::safetensors_with(odd, 8)}));
+  folder.add("shape_that_wraps",
+             pack_shards(Files{test::safetensors_with(
+                 R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0)}));
+  folder.add("offset_beyond_64_bits",
+             pack_shards(Files{test::safetensors_with(
+                 R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[18446744073709551616,8]}})", 8)}));
+  Bytes longest;
+  folder.add("header_longer_than_the_file", longest.put(~std::uint64_t{0}).text("{}").get());
 }
 
 // As ring_fuzz.cc reads them: 2 any record, 3 a good one, 0 publish, 1 any head, 4 read.
@@ -210,6 +241,7 @@ int main(int argc, char** argv) {
   const std::filesystem::path root = argv[1];
   gguf({root, "gguf"});
   ring({root, "ring"});
+  safetensors({root, "safetensors"});
   gpu_log({root, "gpu_log"});
   handle_message({root, "handle_message"});
   policy_library({root, "policy_library"});

@@ -328,7 +328,7 @@ constexpr std::array kSettings = {
             "the layers that need them (layer)",
             [](C& c, T t) { return parse_scope(t, &c.gpu.scope); },
             [](const C& c) { return print_scope(c.gpu.scope); }},
-    Setting{"gpu.peers", "", kText, "BOOL",
+    Setting{"gpu.peers", "", kBool, "BOOL",
             "GPUs that compute the same model read each other's slots, where that is faster than RAM (true)",
             [](C& c, T t) { return store(parse_bool(t), &c.gpu.peers); },
             [](const C& c) { return print_bool(c.gpu.peers); }},

@@ -68,7 +68,7 @@ extern "C" {
 #endif
 
 enum {
-  MOECACHED_SHM_VERSION = 4,      // of this file; the two sides must be equal
+  MOECACHED_SHM_VERSION = 5,      // of this file; the two sides must be equal
   MOECACHED_MAX_LANES = 16,       // per session
   MOECACHED_RING_RECORDS = 2048,  // per lane, a power of two
   MOECACHED_RECORD_IDS = 20,      // expert ids in one record; longer lists continue in the next one

@@ -179,12 +179,19 @@ TEST_F(GpuDaemonTest, ExpertsInUseEndUpInDeviceSlotsAndAreCounted) {
 }
 
 TEST_F(GpuDaemonTest, ARecordingSaysWhatGraphsUsedWhileSlotsAreSwapped) {
-  constexpr int kGraphs = 3000;
+  constexpr int kGraphs = 300;
   start(kSix);
   GpuClient client(folder_, model_);
   auto recording = daemon_->open_recording(0);
   ASSERT_TRUE(recording) << recording.error().text;
-  EXPECT_EQ(client.graphs(8, kGraphs).wrong, 0u);
+  std::mt19937 routing(8);
+  for (int i = 1; i <= kGraphs; ++i) {
+    EXPECT_EQ(client.graph(routing).wrong, 0u);
+    // Fewer than the log has entries, so that none is lost.
+    if (i % 10 == 0) {
+      ASSERT_TRUE(eventually([&] { return report().epochs >= static_cast<std::uint64_t>(i); }));
+    }
+  }
   const auto lookups = [this] {
     std::uint64_t n = 0;
     for (const LayerReport& layer : report().layers) n += layer.lookups;
@@ -205,8 +212,7 @@ TEST_F(GpuDaemonTest, ARecordingSaysWhatGraphsUsedWhileSlotsAreSwapped) {
   }
   EXPECT_EQ(recording->tap->dropped(), 0u);
   EXPECT_EQ(n_experts, lookups());
-  // The client's choices again. A graph whose log entry was not free is not in the recording; the others are,
-  // in order.
+  // The client's choices again.
   std::mt19937 random(8);
   auto next = recorded.begin();
   for (int i = 0; i < kGraphs && next != recorded.end(); ++i) {
@@ -218,7 +224,7 @@ TEST_F(GpuDaemonTest, ARecordingSaysWhatGraphsUsedWhileSlotsAreSwapped) {
     if (next->second == layers) ++next;
   }
   EXPECT_EQ(next, recorded.end());
-  EXPECT_GT(recorded.size(), 20u);
+  EXPECT_EQ(recorded.size(), static_cast<std::size_t>(kGraphs));
   daemon_->close_recording(recording->tap);
 }
 

@@ -42,9 +42,9 @@ TEST(HandleMessage, AFewDescriptorsMoreOrLessAreRefused) {
   EXPECT_TRUE(std::holds_alternative<ModelOpenMessage>(read(open, 2)));
   EXPECT_THAT(refusal(read(open, 1)), HasSubstr("disagree about size or descriptors"));
   const auto none = message<moecached_handle_model_open>(MOECACHED_HANDLE_MODEL_OPEN, 0);
-  EXPECT_THAT(refusal(read(none, 0)), HasSubstr("1 to 128 descriptors"));
+  EXPECT_THAT(refusal(read(none, 0)), HasSubstr("1 to 250 descriptors"));
   const auto many = message<moecached_handle_gpu_open>(MOECACHED_HANDLE_GPU_OPEN, MOECACHED_MAX_FILES + 1);
-  EXPECT_THAT(refusal(read(many, MOECACHED_MAX_FILES + 1)), HasSubstr("1 to 128 descriptors"));
+  EXPECT_THAT(refusal(read(many, MOECACHED_MAX_FILES + 1)), HasSubstr("1 to 250 descriptors"));
   const auto fetch = message<moecached_handle_gpu_fetch>(MOECACHED_HANDLE_GPU_FETCH, 1);
   EXPECT_THAT(refusal(read(fetch, 1)), HasSubstr("malformed gpu-fetch"));
 }

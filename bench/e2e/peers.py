@@ -12,11 +12,13 @@ from pathlib import Path
 import run as e2e
 
 PERCENT = 25  # slots of each GPU
+WARM_TOKENS = 500  # of each server; slots that hold other experts on every GPU take longer to settle than those of one
 
 
 class Peers(e2e.Bench):
     def __init__(self, options):
         super().__init__(options)
+        self.pair_warm = WARM_TOKENS // (8 if options.quick else 1)
         self.doctor = {}
 
     def server(self, name, gpu, daemon=None, environment=None):

@@ -16,6 +16,7 @@ LayerTable::LayerTable(Place place, LayerShape shape, std::unique_ptr<EvictionPo
       policy_(std::move(policy)),
       counters_(counters),
       history_(shape.n_experts, kHistoryDecay),
+      own_history_(shape.n_experts, kHistoryDecay),
       slots_(shape.room()),
       experts_(shape.n_experts),
       n_open_(shape.n_slots) {
@@ -44,14 +45,17 @@ Step LayerTable::touch(std::span<const ExpertIndex> experts, Phase phase) {
   counters_.lookups += experts.size();
   counters_.hits += experts.size() - misses;
   counters_.misses += misses;
-  return phase == Phase::kDecode ? use(experts) : step_;
+  if (phase == Phase::kPrompt) return step_;
+  return use(experts, true);
 }
 
-Step LayerTable::use(std::span<const ExpertIndex> experts) {
+Step LayerTable::use(std::span<const ExpertIndex> experts, bool is_own) {
   const Step step = ++step_;
+  own_share_ = kShareDecay * own_share_ + (is_own ? 1 - kShareDecay : 0);
   for (ExpertIndex index : experts) {
     Expert& expert = at(index);
     history_.use(index, step);
+    if (is_own) own_history_.use(index, step);
     used_by_decode(expert, step);
     if (expert.state == ExpertState::kResident) {
       expert.last_step = step;
@@ -63,7 +67,7 @@ Step LayerTable::use(std::span<const ExpertIndex> experts) {
   return step;
 }
 
-void LayerTable::observe(std::span<const ExpertIndex> experts) { (void)use(experts); }
+void LayerTable::observe(std::span<const ExpertIndex> experts) { (void)use(experts, false); }
 
 void LayerTable::set_peers(std::vector<const LayerTable*> peers, double cost) {
   for (const LayerTable* peer : peers) CHECK(peer->n_experts() == n_experts());
@@ -158,12 +162,11 @@ double LayerTable::choose_beside_peers(ExpertIndex newcomer) {
     // read from RAM the rates of use decide, which are the same for every policy.
     const ExpertIndex copy = best_of(copies_);
     victim = best_of(candidates_);
-    if (copy != kNobody && (victim == kNobody || peer_cost_ * history_.rate(copy) <= history_.rate(victim)))
-      victim = copy;
+    if (copy != kNobody && (victim == kNobody || value(copy) <= value(victim))) victim = copy;
   }
   victims_.assign(1, victim);
   if (!is_elsewhere(newcomer) && !is_elsewhere(victim)) return policy_->gain(newcomer, victim);
-  return worth(newcomer) * history_.rate(newcomer) - worth(victim) * history_.rate(victim);
+  return value(newcomer) - value(victim);
 }
 
 void LayerTable::admit(std::span<const ExpertIndex> experts, Step step, std::vector<Command>& commands,
@@ -300,10 +303,10 @@ double LayerTable::promotion_gain(ExpertIndex index, Phase phase) {
   if (at(index).state != ExpertState::kAbsent) return 0;
   if (!free_.empty()) {
     if (!is_elsewhere(index)) return std::numeric_limits<double>::infinity();
-    return phase == Phase::kPrompt ? 0 : peer_cost_ * history_.rate(index);
+    return phase == Phase::kPrompt ? 0 : value(index) * steps_per_own();
   }
   if (n_evictable_ == 0 || phase == Phase::kPrompt) return 0;
-  if (!peers_.empty()) return choose_beside_peers(index);
+  if (!peers_.empty()) return choose_beside_peers(index) * (is_elsewhere(index) ? steps_per_own() : 1);
   choose_victims(1, kNobody, phase);
   return policy_->gain(index, victims_.front());
 }

@@ -16,6 +16,7 @@
 // theirs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -175,8 +176,16 @@ class LayerTable {
   // Into victims_: who goes for the newcomer of decode, where there are peers; returns what that gains.
   // REQUIRES: n_evictable_ > 0.
   double choose_beside_peers(ExpertIndex newcomer);
-  [[nodiscard]] double worth(ExpertIndex expert) const { return is_elsewhere(expert) ? peer_cost_ : 1; }
-  Step use(std::span<const ExpertIndex> experts);  // by decode
+  // Uses per step that a slot with the expert saves. A second copy saves the way to the first, and that to
+  // this model's lanes alone.
+  [[nodiscard]] double value(ExpertIndex expert) const {
+    return is_elsewhere(expert) ? peer_cost_ * own_history_.rate(expert) : history_.rate(expert);
+  }
+  Step use(std::span<const ExpertIndex> experts, bool is_own);  // by decode
+  // Steps of all lanes that the policy hears of, for one of this model's own.
+  [[nodiscard]] double steps_per_own() const {
+    return 1 / std::max(own_share_, 1 / static_cast<double>(1 + peers_.size()));
+  }
   void command_read(ExpertIndex expert, SlotIndex slot, std::vector<Command>& commands);
   void used_by_decode(Expert& expert, Step step);
   void lose_prefetch(Expert& expert);  // it is absent again
@@ -190,11 +199,13 @@ class LayerTable {
   static constexpr Step kDecodeMemory = 1024;
   // Of the history that outlives policies, as the ewma policy's default.
   static constexpr double kHistoryDecay = 0.97;
+  static constexpr double kShareDecay = 0.99;
 
   Place place_;
   std::unique_ptr<EvictionPolicy> policy_;
   LayerCounters& counters_;
-  UseRates history_;
+  UseRates history_;      // of this model's lanes and of those that may read its slots
+  UseRates own_history_;  // of this model's lanes, in the same steps
   PolicyCosts costs_;
   bool has_costs_ = false;
   std::vector<Slot> slots_;
@@ -206,6 +217,7 @@ class LayerTable {
   std::vector<ExpertIndex> victims_;            // scratch
   std::vector<const LayerTable*> peers_;
   double peer_cost_ = 1;
+  double own_share_ = 1;  // of recent steps
   std::size_t next_victim_ = 0;
   std::uint32_t n_resident_ = 0;
   std::uint32_t n_evictable_ = 0;  // resident and not pinned

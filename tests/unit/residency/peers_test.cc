@@ -121,6 +121,18 @@ TEST(PeersOfTheBrain, AnExpertThatEveryTokenUsesIsWorthACopyOfItsOwn) {
   EXPECT_EQ(p.copies(7), 2u);
 }
 
+TEST(PeersOfTheBrain, ASecondCopyIsWorthWhatItsOwnGpuUsesOfIt) {
+  Peers p(2, {.n_experts = 16, .n_slots = 2});
+  ASSERT_TRUE(p.promote(0, 7));
+  for (int i = 0; i < 200; ++i) p.use(0, {7});
+  EXPECT_EQ(p.gain(1, 7), 0) << "only the GPU that has it uses it";
+  for (int i = 0; i < 200; ++i) {
+    p.use(0, {7});
+    p.use(1, {7});
+  }
+  EXPECT_NEAR(p.gain(1, 7), kCost, 0.02) << "by a token of its own, not of all";
+}
+
 TEST(PeersOfTheBrain, APeerThatIsRemovedIsReadNoMore) {
   Peers p(2, {.n_experts = 8, .n_slots = 1});
   ASSERT_TRUE(p.promote(1, 3));

@@ -182,12 +182,7 @@ def main():
         os.environ["MOECACHED_LIBCUDA"] = str(Path(options.one_gpu_twice).resolve())
     options.json = options.json or str(Path(options.model_dir) / "peers.json")
     bench = Peers(options)
-    bench.prepare_model()
-    about = bench.machine()
-    try:
-        bench.run()
-    except KeyboardInterrupt:
-        bench.failures["run"] = "interrupted"
+    about = e2e.run_all(bench)
     print(f"{about['machine']}; GPUs {len(bench.gpu_uuids())} x {about['gpu']}; commit {about['commit']}; load {os.getloadavg()[0]:.2f}\n")
     e2e.print_rows(bench.table())
     for step, reason in bench.failures.items():

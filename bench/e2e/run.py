@@ -695,16 +695,22 @@ def make_parser(text):
     return parser
 
 
-def main():
-    options = make_parser(__doc__).parse_args()
-    options.json = options.json or str(Path(options.model_dir) / "e2e.json")
-    bench = Bench(options)
+def run_all(bench):
+    """Every step there is time for; returns what the machine is."""
     bench.prepare_model()
     about = bench.machine()
     try:
         bench.run()
     except KeyboardInterrupt:
         bench.failures["run"] = "interrupted"
+    return about
+
+
+def main():
+    options = make_parser(__doc__).parse_args()
+    options.json = options.json or str(Path(options.model_dir) / "e2e.json")
+    bench = Bench(options)
+    about = run_all(bench)
     print(f"{about['machine']}; GPU {about['gpu']}; commit {about['commit']}; load {os.getloadavg()[0]:.2f}")
     print(f"model {bench.about['file_bytes'] / 1e9:.2f} GB, {bench.about['layers']} x {bench.about['experts']} experts, top {bench.about['top_k']}, "
           f"{bench.about['expert_bytes_per_token'] / 1e6:.0f} MB of experts a token; trace {bench.about['trace']}; "

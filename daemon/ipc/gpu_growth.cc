@@ -141,8 +141,8 @@ void GpuService::growth_done(Entry& entry, const Growth& growth) {
   entry.model->publish_growth(growth.n_slots);
   // Lanes that begin from now on map the new memory first. One that is in an epoch may meet a slot in the
   // table that it has not mapped, so none is used before it has come to the end: but for layers that had
-  // none, whose graphs do not look at the table.
-  bool looked_at = !entry.peers.empty();  // whose slots the tables of all layers may name
+  // none, whose graphs do not look at the table; with peers, whose slots it may name, all may look.
+  bool looked_at = !entry.peers.empty();
   for (std::size_t l = 0; l < entry.n_open.size(); ++l)
     looked_at = looked_at || (entry.n_open[l] > 0 && growth.n_slots[l] > entry.n_open[l]);
   if (!looked_at) {

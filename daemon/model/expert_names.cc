@@ -13,17 +13,6 @@ constexpr std::string_view kSuffixes[] = {
     "ffn_gate_exps.bias",   "ffn_up_exps.bias",   "ffn_down_exps.bias",   "ffn_gate_up_exps.bias",
 };
 
-// Takes a number without sign or leading zeros, and the dot behind it, off the front of `text`. A second
-// spelling of a number would give one block two tensors of one kind.
-bool take_number(std::string_view& text, std::uint32_t& number) {
-  const char* end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, number);
-  if (parsed.ec != std::errc() || parsed.ptr == end || *parsed.ptr != '.') return false;
-  if (text.front() == '0' && parsed.ptr - text.data() > 1) return false;
-  text.remove_prefix(static_cast<std::size_t>(parsed.ptr + 1 - text.data()));
-  return true;
-}
-
 // "ffn_gate.3.weight": one tensor for each expert
 bool is_single_expert(std::string_view rest) {
   for (const std::string_view prefix : {"ffn_gate.", "ffn_up.", "ffn_down."}) {
@@ -41,6 +30,15 @@ TensorName left_out(std::string_view reason) {
 }
 
 }  // namespace
+
+bool take_number(std::string_view& text, std::uint32_t& number) {
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, number);
+  if (parsed.ec != std::errc() || parsed.ptr == end || *parsed.ptr != '.') return false;
+  if (text.front() == '0' && parsed.ptr - text.data() > 1) return false;
+  text.remove_prefix(static_cast<std::size_t>(parsed.ptr + 1 - text.data()));
+  return true;
+}
 
 std::string_view part_suffix(moecached_part_kind kind) { return kSuffixes[kind]; }
 

@@ -32,4 +32,8 @@ struct TensorName {
 static_assert(weight_of(MOECACHED_PART_DOWN_BIAS) == MOECACHED_PART_DOWN);
 static_assert(weight_of(MOECACHED_PART_GATE_UP_BIAS) == MOECACHED_PART_GATE_UP);
 
+// Takes a number without sign or leading zeros, and the dot behind it, off the front of a tensor's name. A
+// second spelling of a number would give one block or expert two tensors of one kind.
+[[nodiscard]] bool take_number(std::string_view& text, std::uint32_t& number);
+
 }  // namespace moecached

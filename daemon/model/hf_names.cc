@@ -1,8 +1,9 @@
 #include "daemon/model/hf_names.h"
 
 #include <algorithm>
-#include <charconv>
 #include <span>
+
+#include "daemon/model/expert_names.h"
 
 namespace moecached {
 namespace {
@@ -36,17 +37,6 @@ constexpr Suffix kFused[] = {
     {"down_proj_bias", MOECACHED_PART_DOWN_BIAS},
     {"down_proj.bias", MOECACHED_PART_DOWN_BIAS},
 };
-
-// A number without sign or leading zeros and the dot behind it: a second spelling would give one expert two
-// tensors.
-bool take_number(std::string_view& text, std::uint32_t& number) {
-  const char* end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, number);
-  if (parsed.ec != std::errc() || parsed.ptr == end || *parsed.ptr != '.') return false;
-  if (text.front() == '0' && parsed.ptr - text.data() > 1) return false;
-  text.remove_prefix(static_cast<std::size_t>(parsed.ptr + 1 - text.data()));
-  return true;
-}
 
 // Where `word`, between dots or at the start, begins behind `from`.
 std::size_t find_word(std::string_view text, std::string_view word_and_dot, std::size_t from) {

@@ -39,7 +39,17 @@ class PeersTest : public GpuDaemonTest {
     }
     return false;
   }
-  // Both compute until each has read slots of the other; nothing was wrong.
+  // Both compute until the first has read more slots of the other; nothing was wrong.
+  void read_again(GpuClient& first, GpuClient& second) {
+    const std::uint64_t before = report_of(0).peer_hits;
+    std::uint32_t seed = 1;
+    EXPECT_TRUE(eventually([&] {
+      EXPECT_EQ(first.graphs(seed++, 5).wrong, 0u);
+      EXPECT_EQ(second.graphs(seed++, 5).wrong, 0u);
+      return report_of(0).peer_hits > before + 100;
+    }));
+  }
+  // The same until each has read slots of the other.
   void read_each_other(GpuClient& first, GpuClient& second) {
     std::uint32_t seed = 1;
     EXPECT_TRUE(eventually([&] {
@@ -162,13 +172,7 @@ TEST_F(PeersTest, AProcessThatCannotMapThemIsNeverNamedOne) {
     EXPECT_EQ(report_of(1).peers.size(), 1u) << "the other GPU's table is its own affair";
     EXPECT_TRUE(doctor_says("note", "MOECACHED_PEERS is 0"));
   }
-  const std::uint64_t before = report_of(0).peer_hits;
-  std::uint32_t seed = 1;
-  EXPECT_TRUE(eventually([&] {
-    EXPECT_EQ(first.graphs(seed++, 5).wrong, 0u);
-    EXPECT_EQ(second.graphs(seed++, 5).wrong, 0u);
-    return report_of(0).peer_hits > before + 100;
-  })) << "they are read again when it has left";
+  read_again(first, second);  // when it has left
 }
 
 TEST_F(PeersTest, ASessionThatOpensItAgainAndCannotMapThemCountsAsOneThatCannot) {
@@ -188,13 +192,7 @@ TEST_F(PeersTest, ASessionThatOpensItAgainAndCannotMapThemCountsAsOneThatCannot)
     moecached_gpu_model_close(again);
   }
   GpuClient first(folder_, model_, 0);
-  const std::uint64_t before = report_of(0).peer_hits;
-  std::uint32_t seed = 1;
-  EXPECT_TRUE(eventually([&] {
-    EXPECT_EQ(first.graphs(seed++, 5).wrong, 0u);
-    EXPECT_EQ(second.graphs(seed++, 5).wrong, 0u);
-    return report_of(0).peer_hits > before + 100;
-  }));
+  read_again(first, second);
 }
 
 TEST_F(PeersTest, WithoutPeerAccessRamIsReadAndTheDoctorSaysSo) {

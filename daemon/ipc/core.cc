@@ -370,6 +370,10 @@ void Core::carry_out_commands() {
           release(*model, command.layer, command.slot);
           break;
         case CommandKind::kGrant:
+        case CommandKind::kCopyUp:  // no device slots are opened
+        case CommandKind::kCopyAside:
+        case CommandKind::kMove:
+        case CommandKind::kSpareFreed:
           break;
       }
     }

@@ -52,6 +52,10 @@ void GpuService::carry_out_commands() {
           break;
         case CommandKind::kGrant:
         case CommandKind::kRelease:  // device slots are not traded
+        case CommandKind::kCopyUp:   // nor are they above others: the slots of this brain are the device's
+        case CommandKind::kCopyAside:
+        case CommandKind::kMove:
+        case CommandKind::kSpareFreed:
           continue;
       }
       submit(model, std::move(job), std::move(pending));

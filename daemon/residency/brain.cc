@@ -26,6 +26,13 @@ Result<std::vector<std::unique_ptr<EvictionPolicy>>> make_policies(const std::st
   return policies;
 }
 
+// The same layers, for policies of slots that are not there yet.
+std::vector<LayerShape> with_one_slot(std::span<const LayerShape> layers) {
+  std::vector<LayerShape> shapes(layers.begin(), layers.end());
+  for (LayerShape& shape : shapes) shape.n_slots = 1;
+  return shapes;
+}
+
 Fault invalid(std::string text) { return Fault{FaultCode::kInvalid, std::move(text)}; }
 
 }  // namespace
@@ -75,9 +82,12 @@ Status Brain::add_model(ModelId id, const ModelShape& shape) {
   }
   auto policies = make_policies(shape.policy, shape.layers, state_->libraries);
   if (!policies) return std::move(policies).error().with_context(name);
+  auto device_policies = make_policies(shape.device_policy, with_one_slot(shape.layers), state_->libraries);
+  if (!device_policies) return std::move(device_policies).error().with_context(name + ", device slots");
 
   auto model = std::make_unique<ModelState>();
   model->policy = shape.policy;
+  model->device_policy = shape.device_policy;
   model->n_slots_max = n_slots_max;
   model->n_expert_used = shape.n_expert_used;
   if (shape.scope == SlotScope::kGlobal) model->trader = std::make_unique<SlotTrader>(shape);
@@ -92,6 +102,7 @@ Status Brain::add_model(ModelId id, const ModelShape& shape) {
                              .shape = shape.layers[i],
                              .closing_for = {},
                              .n_promised = 0});
+    model->layers.back().table.replace_device_policy(std::move((*device_policies)[i]));
   }
   if (shape.prefetch) model->prefetch = std::make_unique<Prefetch>(shape.layers, shape.prefetch_pace);
   state_->models.emplace(id, std::move(model));
@@ -110,27 +121,40 @@ void Brain::remove_model(ModelId id) {
   std::erase_if(state_->commands, [id](const Command& command) { return command.model == id; });
 }
 
-Status Brain::set_policy(std::span<const ModelId> ids, const std::string& spec) {
+Status Brain::State::set_policies(std::span<const ModelId> ids, const std::string& spec, bool is_device) {
   using Policies = std::vector<std::unique_ptr<EvictionPolicy>>;
   std::vector<std::pair<ModelState*, Policies>> ready;
   for (const ModelId id : ids) {
-    ModelState* model = state_->find_model(id);
+    ModelState* model = find_model(id);
     if (model == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id.value)};
     std::vector<LayerShape> shapes;
     shapes.reserve(model->layers.size());
     for (const LayerState& layer : model->layers) {
-      shapes.push_back({.n_experts = layer.table.n_experts(), .n_slots = layer.table.n_slots()});
+      const LayerTable& table = layer.table;
+      shapes.push_back({.n_experts = table.n_experts(),
+                        .n_slots = is_device ? std::max(table.device().n_slots(), 1u) : table.n_slots()});
     }
-    auto policies = make_policies(spec, shapes, state_->libraries);
+    auto policies = make_policies(spec, shapes, libraries);
     if (!policies) return std::move(policies).error();
     ready.emplace_back(model, std::move(policies).value());
   }
   for (auto& [model, policies] : ready) {
-    for (std::size_t i = 0; i < policies.size(); ++i)
-      model->layers[i].table.replace_policy(std::move(policies[i]));
-    model->policy = spec;
+    for (std::size_t i = 0; i < policies.size(); ++i) {
+      LayerTable& table = model->layers[i].table;
+      is_device ? table.replace_device_policy(std::move(policies[i]))
+                : table.replace_policy(std::move(policies[i]));
+    }
+    (is_device ? model->device_policy : model->policy) = spec;
   }
   return ok();
+}
+
+Status Brain::set_policy(std::span<const ModelId> ids, const std::string& spec) {
+  return state_->set_policies(ids, spec, false);
+}
+
+Status Brain::set_device_policy(std::span<const ModelId> ids, const std::string& spec) {
+  return state_->set_policies(ids, spec, true);
 }
 
 Status Brain::seed(ModelId id, std::span<const std::vector<double>> uses_per_step) {
@@ -138,7 +162,8 @@ Status Brain::seed(ModelId id, std::span<const std::vector<double>> uses_per_ste
   if (model == nullptr) return Fault{FaultCode::kNotFound, "no model " + std::to_string(id.value)};
   for (std::size_t i = 0; i < std::min(uses_per_step.size(), model->layers.size()); ++i)
     model->layers[i].table.seed_history(uses_per_step[i]);
-  return set_policy(id, std::string(model->policy));
+  if (Status set = set_policy(id, std::string(model->policy)); !set) return set;
+  return set_device_policy({&id, 1}, std::string(model->device_policy));
 }
 
 void Brain::set_peers(ModelId id, std::span<const ModelId> peers, double cost) {
@@ -150,6 +175,10 @@ void Brain::set_peers(ModelId id, std::span<const ModelId> peers, double cost) {
     if (ModelState* other = state_->find_model(peer); other != nullptr && other != model)
       model->peers.push_back(other);
   }
+  const auto has_device_slots = [](const LayerState& layer) { return layer.table.device().n_slots() > 0; };
+  for (const ModelState* peer : model->peers)
+    CHECK(std::ranges::none_of(peer->layers, has_device_slots) &&
+          std::ranges::none_of(model->layers, has_device_slots));
   State::tell_peers(*model);
 }
 
@@ -265,12 +294,19 @@ void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return;
   LayerState& from = State::layer_of(*model, layer);
-  if (!from.table.grace_done(slot, state_->commands)) return;
-  // Closed, behind kRelease: its memory is the other layer's.
-  LayerState& to = State::layer_of(*model, from.closing_for);
-  --to.n_promised;
-  to.table.open_slots(1);
-  state_->serve_queue(to);
+  switch (from.table.grace_done(slot, state_->commands)) {
+    case LayerTable::Grace::kNothing:
+      return;
+    case LayerTable::Grace::kFreed:
+      return state_->serve_queue(from);
+    case LayerTable::Grace::kClosed: {
+      // Behind kRelease: its memory is the other layer's.
+      LayerState& to = State::layer_of(*model, from.closing_for);
+      --to.n_promised;
+      to.table.open_slots(1);
+      return state_->serve_queue(to);
+    }
+  }
 }
 
 void Brain::read_done(ModelId id, LayerIndex layer_index, SlotIndex slot, ReadOutcome outcome) {
@@ -348,6 +384,11 @@ std::uint32_t Brain::coming(ModelId id) const {
 std::string Brain::policy(ModelId id) const {
   const ModelState* model = state_->find_model(id);
   return model == nullptr ? std::string() : model->policy;
+}
+
+std::string Brain::device_policy(ModelId id) const {
+  const ModelState* model = state_->find_model(id);
+  return model == nullptr ? std::string() : model->device_policy;
 }
 
 }  // namespace moecached

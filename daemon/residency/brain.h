@@ -13,6 +13,22 @@
 //   kRelease    the slot is closed: the shell gives its memory back, before what the commands behind it begin
 //   kGrant      everything a lease asked for is resident and stays so until the lane's epoch is completed
 //
+// Above the RAM slots of a layer there may be device slots: an expert is in one of either, or on disk. What
+// is read comes into RAM; of what decode uses, rise() moves the best up. The expert of an occupied device
+// slot, the falling one, comes down into the RAM slot that the rising one leaves, through a spare slot of the
+// shell's:
+//   falling   kUnpublish, grace period of the device slot, kCopyAside, moved
+//   rising    kCopyUp, moved, kMove: the entry names the device slot; grace period of the RAM slot
+//   falling   kRead from the spare slot, read_done, kPublish; kSpareFreed
+// The rising one is resident all the time. The falling one is coming, as if it were being read: leases that
+// name it wait for copies and grace periods, never for another lease.
+//   kCopyUp     the shell copies the expert from RAM slot `from` to device slot `slot`, then calls
+//   moved(slot) kCopyAside  the shell copies it from device slot `slot` to `spare`, then calls moved(slot)
+//   kMove       the shell sets the entry from RAM slot `from` to device slot `slot`, waits for the grace
+//   period
+//               of `from`, which that expert is leaving, then calls grace_done(from)
+//   kSpareFreed nothing is in `spare` any more: the shell may lend it again
+//
 // No deadlock: a lease is granted whole or holds nothing; each layer serves its queue in order; a lane has at
 // most one lease. A layer has room for n_slots_max slots, of which some are open; layers of one slot class
 // may trade them, so that their sum stays what it is. Thread: core loop. Memory: sized by add_model and
@@ -22,6 +38,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,6 +59,9 @@ struct LayerShape {
   std::uint32_t slot_class = 0;   // layers of one class may trade slots
   [[nodiscard]] std::uint32_t room() const { return n_slots_max == 0 ? n_slots : n_slots_max; }
 };
+
+// Device slots of a layer are numbered from here on, in its slot table, in commands and in events.
+inline constexpr std::uint32_t kDeviceSlot = 1u << 20;
 
 // Addresses for the slots of a layer that begins with n_slots: all that it may come to have.
 [[nodiscard]] constexpr std::uint32_t slot_room(SlotScope scope, std::uint32_t n_slots,
@@ -65,6 +85,7 @@ struct ModelShape {
   std::uint32_t n_expert_used = 0;  // top-k: trades leave a layer slots for two tokens, if it had them
   bool prefetch = false;            // of experts that decode is likely to use next (prefetch.h)
   PrefetchPace prefetch_pace = {};
+  std::string device_policy = "ewma";  // which experts are in device slots, once there are some
 };
 
 enum class ReadOutcome : std::uint8_t { kOk, kIoError, kModelChanged };
@@ -81,21 +102,36 @@ enum class GrantStatus : std::uint8_t {  // = moecached_grant_status
 // it.
 enum class Phase : std::uint8_t { kDecode, kPrompt };
 
-enum class CommandKind : std::uint8_t { kUnpublish, kRead, kHasten, kPublish, kGrant, kRelease };
+enum class CommandKind : std::uint8_t {
+  kUnpublish,
+  kRead,
+  kHasten,
+  kPublish,
+  kGrant,
+  kRelease,
+  kCopyUp,
+  kCopyAside,
+  kMove,
+  kSpareFreed
+};
 
 struct Command {
   CommandKind kind = CommandKind::kRead;
   GrantStatus status = GrantStatus::kOk;  // kGrant
   ModelId model;
   LayerIndex layer;       // all but kGrant
-  ExpertIndex expert;     // all but kGrant and kRelease
-  SlotIndex slot;         // all but kGrant
+  ExpertIndex expert;     // all but kGrant, kRelease and kSpareFreed
+  SlotIndex slot;         // all but kGrant and kSpareFreed
+  SlotIndex from;         // kCopyUp, kMove: the RAM slot
   bool is_ahead = false;  // kRead: nobody waits for it yet, so it goes behind what somebody waits for
   LaneId lane;            // kGrant
   std::uint32_t seq = 0;  // kGrant
+  // kCopyAside, kSpareFreed; kRead: where the bytes are, -1: on disk.
+  std::int32_t spare = -1;
 };
 
-// What an undone eviction takes back: `leaving` was to make room in the slot, or the slot to be closed.
+// What an undone eviction takes back: `leaving` was to make room in the slot, or the slot to be closed. Of a
+// kMove, slot is `from`.
 struct Eviction {
   ModelId model;
   LayerIndex layer;
@@ -104,11 +140,14 @@ struct Eviction {
 };
 
 struct LayerCounters {
-  std::uint64_t lookups = 0;     // expert ids of routed and lease events
-  std::uint64_t hits = 0;        // of those, resident when the event was handled
-  std::uint64_t misses = 0;      // lookups - hits
-  std::uint64_t insertions = 0;  // reads that became resident
-  std::uint64_t evictions = 0;
+  std::uint64_t lookups = 0;      // expert ids of routed and lease events
+  std::uint64_t hits = 0;         // of those, resident when the event was handled
+  std::uint64_t device_hits = 0;  // of those, in device slots
+  std::uint64_t misses = 0;       // lookups - hits
+  std::uint64_t insertions = 0;   // reads from disk that became resident
+  std::uint64_t evictions = 0;    // after which the expert is on disk alone
+  std::uint64_t rises = 0;        // experts that moved from RAM to a device slot
+  std::uint64_t swaps = 0;        // of those, for which another came down
   std::uint64_t read_failures = 0;
   std::uint64_t leases = 0;
   std::uint64_t leases_queued = 0;  // of those, could not start at once
@@ -141,6 +180,9 @@ class Brain {
   // Of several models: all or none. kInvalid: the old ones stay.
   Status set_policy(ModelId model, const std::string& spec) { return set_policy(std::span(&model, 1), spec); }
   Status set_policy(std::span<const ModelId> models, const std::string& spec);
+
+  // The same of the policies of device slots.
+  Status set_device_policy(std::span<const ModelId> models, const std::string& spec);
 
   // How much each expert is used, by layer, from what was seen in an earlier life: the policy starts from it
   // as from a history of its own. kNotFound.
@@ -187,10 +229,25 @@ class Brain {
   // its experts are on their way. False: no trade.
   bool trade_slots(ModelId model, LayerIndex busy);
 
+  // More device slots, for which the shell has memory; at first a layer has none. REQUIRES: at most one per
+  // expert; nothing of the model is traded (scope layer), and it has no peers.
+  void open_device_slots(ModelId model, LayerIndex layer, std::uint32_t n);
+
   // Of a model whose scope is global: how many slots each layer should have, when `even` is the same share of
   // all and memory can only be added (slot_trader.h). Empty: there is no such model.
   [[nodiscard]] std::vector<std::uint32_t> share_out(ModelId model,
                                                      std::span<const std::uint32_t> even) const;
+
+  // -- device slots.
+  // Begins to move up what is worth it most: of those that decode has just `used`, the expert in RAM that
+  // gains the most over the one that the policy would have come down, if that is more than gain_min (uses per
+  // step); into a free device slot, the one that is used most, whatever the gain. `spare`: a slot's worth of
+  // device memory, lent until kSpareFreed, which comes once unless the model is removed. False, and nothing
+  // is lent: nothing is worth it or may be moved, a move is under way in this layer, or leases wait in it.
+  bool rise(ModelId model, LayerIndex layer, std::span<const ExpertIndex> used, double gain_min,
+            std::uint32_t spare);
+  // The copy that kCopyUp or kCopyAside asked for is done. To be reported once: it does not say which.
+  void moved(ModelId model, LayerIndex layer, SlotIndex slot);
 
   // -- events of lanes that do not move (a stopped process). Others must neither take what such a lane may be
   // using nor wait for it: what it holds counts as slots that the layer does not have, until epoch_completed.
@@ -205,6 +262,10 @@ class Brain {
   // back (kPublish) and is held, the one that was to come gets another slot, or the leases that wait for it
   // queue again. Returns false, and changes nothing, when the slot is not being emptied or the old expert is
   // on its way elsewhere.
+  // Of a device slot the falling expert goes back and the move is off. Of the RAM slot that a risen one has
+  // left (kMove) nothing can go back: the slot is out of service until grace_done, which the shell still has
+  // to report, so false is returned, at the first time and later; a falling expert that was to come there
+  // gets another slot, or is given up and its leases queue again.
   bool undo_eviction(const Eviction& eviction, LaneId lane, std::uint64_t epoch);
   // Where nobody leases: the old expert goes back, the newcomer gets no other slot.
   bool cancel_eviction(const Eviction& eviction);
@@ -219,17 +280,23 @@ class Brain {
   [[nodiscard]] bool has_lease_until(LaneId lane, std::uint64_t* epoch) const;
   // Its granted lease keeps slots of a layer in which leases wait, and is not held yet.
   [[nodiscard]] bool blocks_others(LaneId lane) const;
-  [[nodiscard]] std::span<const LayerCounters> counters(ModelId model) const;   // one per layer
-  [[nodiscard]] std::uint32_t resident(ModelId model, LayerIndex layer) const;  // slots
+  [[nodiscard]] std::span<const LayerCounters> counters(ModelId model) const;          // one per layer
+  [[nodiscard]] std::uint32_t resident(ModelId model, LayerIndex layer) const;         // RAM slots
+  [[nodiscard]] std::uint32_t device_resident(ModelId model, LayerIndex layer) const;  // device slots
+  [[nodiscard]] std::uint32_t device_slots(ModelId model, LayerIndex layer) const;     // open now
+  [[nodiscard]] bool is_rising(ModelId model, LayerIndex layer) const;                 // a move is under way
   [[nodiscard]] std::uint32_t free_slots(ModelId model, LayerIndex layer) const;
   [[nodiscard]] std::uint32_t slots(ModelId model, LayerIndex layer) const;  // open now
   [[nodiscard]] bool is_absent(ModelId model, LayerIndex layer, ExpertIndex expert) const;
   [[nodiscard]] bool is_resident(ModelId model, LayerIndex layer, ExpertIndex expert) const;
+  // Where it is resident: a RAM slot or a device slot.
+  [[nodiscard]] std::optional<SlotIndex> slot_of(ModelId model, LayerIndex layer, ExpertIndex expert) const;
   // A peer has it, or will.
   [[nodiscard]] bool is_elsewhere(ModelId model, LayerIndex layer, ExpertIndex expert) const;
   [[nodiscard]] std::vector<std::vector<double>> use_rates(ModelId model) const;  // the history, for seed()
   [[nodiscard]] std::uint32_t coming(ModelId model) const;  // experts that wait for a slot or are being read
   [[nodiscard]] std::string policy(ModelId model) const;
+  [[nodiscard]] std::string device_policy(ModelId model) const;
   [[nodiscard]] PrefetchState prefetch(ModelId model) const;
   // Aborts (CHECK) when the books do not agree: used by tests and the simulator after every event.
   void check_invariants() const;

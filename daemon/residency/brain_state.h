@@ -1,5 +1,5 @@
 // What the brain remembers, shared by brain.cc (events), leases.cc (who waits for what), trades.cc (how many
-// slots a layer has) and brain_check.cc.
+// slots a layer has), rises.cc (device slots) and brain_check.cc.
 // Private to this folder. Thread: core loop. Memory: owned by Brain.
 #pragma once
 
@@ -51,7 +51,7 @@ struct LayerState {
 };
 
 struct ModelState {
-  std::string policy;
+  std::string policy, device_policy;
   std::uint32_t n_open_lanes = 0;
   std::uint32_t n_slots_max = 0;
   std::uint32_t n_expert_used = 0;
@@ -89,6 +89,8 @@ struct Brain::State {
   [[nodiscard]] LaneState& open_lane(LaneId lane);
   [[nodiscard]] static LayerState& layer_of(ModelState& model, LayerIndex layer);
   static void tell_peers(ModelState& model);  // its layers of those of its peers
+  // Of RAM or of device slots: in all models or in none.
+  Status set_policies(std::span<const ModelId> ids, const std::string& spec, bool is_device);
 
   // leases.cc
   void ask(LaneId id,
@@ -109,8 +111,9 @@ struct Brain::State {
 
   // holds.cc
   void add_hold(LaneId id, LayerIndex layer, std::span<const ExpertIndex> experts, std::uint64_t epoch);
-  void drop_holds(LaneId id, std::uint64_t completed);  // those whose epoch is over; serves who waited
-  void refuse_misfits(LayerState& layer);               // queued leases that no release of a lease can help
+  void drop_holds(LaneId id, std::uint64_t completed);    // those whose epoch is over; serves who waited
+  void refuse_misfits(LayerState& layer);                 // queued leases that no release of a lease can help
+  bool undo(const Eviction& eviction, bool move_coming);  // all of undo_eviction but the hold
 
   // prefetch.cc
   void look_ahead(LaneId id, LayerIndex layer, std::span<const ExpertIndex> experts);  // of a decode event

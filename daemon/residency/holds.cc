@@ -70,34 +70,45 @@ void Brain::hold_lease(LaneId id) {
   hold(id, lane.lease.layer, lane.lease.experts, lane.lease.epoch);
 }
 
-bool Brain::undo_eviction(const Eviction& eviction, LaneId lane, std::uint64_t epoch) {
-  ModelState* model = state_->find_model(eviction.model);
+bool Brain::State::undo(const Eviction& eviction, bool move_coming) {
+  ModelState* model = find_model(eviction.model);
   if (model == nullptr) return false;
-  LayerState& layer = State::layer_of(*model, eviction.layer);
+  LayerState& layer = layer_of(*model, eviction.layer);
   ExpertIndex coming;
-  const LayerTable::Undo undo =
-      layer.table.undo_eviction(eviction.slot, eviction.leaving, true, &coming, state_->commands);
-  if (undo == LayerTable::Undo::kIgnored) return false;
-  if (undo == LayerTable::Undo::kNoRoom) state_->queue_again(layer, coming);
-  if (undo == LayerTable::Undo::kKept) state_->trade_undone(*model, layer);
+  switch (layer.table.undo_eviction(eviction.slot, eviction.leaving, move_coming, &coming, commands)) {
+    case LayerTable::Undo::kIgnored:
+      return false;
+    case LayerTable::Undo::kMoved:
+      return true;
+    case LayerTable::Undo::kNoRoom:
+      queue_again(layer, coming);
+      return true;
+    case LayerTable::Undo::kKept:
+      trade_undone(*model, layer);
+      return true;
+    case LayerTable::Undo::kPutBack:
+      load_ended(layer, eviction.leaving, ReadOutcome::kOk);
+      return true;
+    case LayerTable::Undo::kStalledNoRoom:
+      queue_again(layer, coming);
+      [[fallthrough]];
+    case LayerTable::Undo::kStalled:
+      refuse_misfits(layer);
+      serve_queue(layer);
+      return false;
+  }
+  return false;
+}
+
+bool Brain::undo_eviction(const Eviction& eviction, LaneId lane, std::uint64_t epoch) {
+  if (!state_->undo(eviction, true)) return false;
   hold(lane, eviction.layer, {&eviction.leaving, 1}, epoch);
   return true;
 }
 
 bool Brain::cancel_eviction(const Eviction& eviction) {
-  ModelState* model = state_->find_model(eviction.model);
-  if (model == nullptr) return false;
-  LayerState& layer = State::layer_of(*model, eviction.layer);
-  ExpertIndex coming;
-  const LayerTable::Undo undo =
-      layer.table.undo_eviction(eviction.slot, eviction.leaving, false, &coming, state_->commands);
-  if (undo == LayerTable::Undo::kIgnored) return false;
-  if (undo == LayerTable::Undo::kKept) {
-    state_->trade_undone(*model, layer);
-  } else {
-    state_->queue_again(layer, coming);
-  }
-  state_->serve_queue(layer);
+  if (!state_->undo(eviction, false)) return false;
+  state_->serve_queue(State::layer_of(*state_->find_model(eviction.model), eviction.layer));
   return true;
 }
 

@@ -120,6 +120,10 @@ void InstantPool::carry_out_commands() {
           granted_ = command.status;
           break;
         case CommandKind::kRelease:  // no memory is behind its slots
+        case CommandKind::kCopyUp:   // it has no device slots
+        case CommandKind::kCopyAside:
+        case CommandKind::kMove:
+        case CommandKind::kSpareFreed:
           break;
       }
     }

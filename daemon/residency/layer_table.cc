@@ -40,11 +40,17 @@ std::uint32_t LayerTable::count_absent(std::span<const ExpertIndex> experts) con
       std::count_if(experts.begin(), experts.end(), [this](ExpertIndex e) { return !is_resident(e); }));
 }
 
+std::uint32_t LayerTable::count_in_ram(std::span<const ExpertIndex> experts) const {
+  return static_cast<std::uint32_t>(
+      std::count_if(experts.begin(), experts.end(), [this](ExpertIndex e) { return !is_on_device(at(e)); }));
+}
+
 Step LayerTable::touch(std::span<const ExpertIndex> experts, Phase phase) {
   const std::uint64_t misses = count_absent(experts);
   counters_.lookups += experts.size();
   counters_.hits += experts.size() - misses;
   counters_.misses += misses;
+  counters_.device_hits += experts.size() - count_in_ram(experts);
   if (phase == Phase::kPrompt) return step_;
   return use(experts, true);
 }
@@ -57,8 +63,15 @@ Step LayerTable::use(std::span<const ExpertIndex> experts, bool is_own) {
     history_.use(index, step);
     if (is_own) own_history_.use(index, step);
     used_by_decode(expert, step);
+    // That of one that falls as well: RAM's policy is told of its coming as of this step.
+    if (expert.state == ExpertState::kResident || device_.move().falling == index) expert.last_step = step;
+    if (is_on_device(expert)) {
+      // A use that RAM does not serve and need not: to its policy it is neither a hit nor a miss.
+      device_.policy().on_access(index, step);
+      continue;
+    }
+    if (device_.n_slots() > 0) device_.policy().on_miss(index, step);
     if (expert.state == ExpertState::kResident) {
-      expert.last_step = step;
       policy_->on_access(index, step);
     } else {
       policy_->on_miss(index, step);
@@ -99,8 +112,7 @@ void LayerTable::lose_prefetch(Expert& expert) {
 
 bool LayerTable::can_admit(std::span<const ExpertIndex> experts, Phase phase) const {
   const auto may_go = [&](const Expert& expert) {
-    return expert.state == ExpertState::kResident && expert.pins == 0 &&
-           (phase == Phase::kDecode || !is_decodes(expert));
+    return is_in_ram(expert) && expert.pins == 0 && (phase == Phase::kDecode || !is_decodes(expert));
   };
   std::size_t n_wanted_slots = 0;
   std::size_t n_kept = 0;  // may go, but are part of the set itself
@@ -174,12 +186,13 @@ void LayerTable::admit(std::span<const ExpertIndex> experts, Step step, std::vec
   std::size_t n_wanted_slots = 0;
   for (ExpertIndex index : experts) {
     Expert& expert = at(index);
-    if (expert.state == ExpertState::kResident && expert.pins == 0) --n_evictable_;
+    if (is_in_ram(expert) && expert.pins == 0) --n_evictable_;
     if (expert.state == ExpertState::kAbsent) {
       CHECK(expert.pins == 0);  // else the set names it twice
       ++n_wanted_slots;
     }
-    if (expert.pins++ == 0 && expert.state == ExpertState::kComing && at(expert.slot).is_ahead) {
+    if (expert.pins++ == 0 && expert.state == ExpertState::kComing && !device_.is_falling(index) &&
+        at(expert.slot).is_ahead) {
       at(expert.slot).is_ahead = false;
       commands.push_back(make_command(CommandKind::kHasten, index, expert.slot));
     }
@@ -273,6 +286,7 @@ void LayerTable::command_read(ExpertIndex expert, SlotIndex slot, std::vector<Co
   at(slot).is_ahead = at(expert).is_ahead && at(expert).pins == 0;
   Command command = make_command(CommandKind::kRead, expert, slot);
   command.is_ahead = at(slot).is_ahead;
+  if (device_.is_landing(expert)) command.spare = device_.move().spare;
   commands.push_back(command);
 }
 
@@ -321,7 +335,17 @@ bool LayerTable::promote(ExpertIndex index, std::vector<Command>& commands, Phas
 
 LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_index, bool move_coming,
                                            ExpertIndex* coming, std::vector<Command>& commands) {
+  if (index.value >= kDeviceSlot) {
+    const DeviceSlots::Move& move = device_.move();
+    if (move.stage != DeviceSlots::Stage::kEmptying || move.slot != index) return Undo::kIgnored;
+    put_back(commands);
+    return Undo::kPutBack;
+  }
   Slot& slot = at(index);
+  if (slot.state == SlotState::kLeaving) {
+    *coming = slot.expert;
+    return keep_for_stalled(index, commands) ? Undo::kStalled : Undo::kStalledNoRoom;
+  }
   Expert& old = at(old_index);
   const bool was_closing = slot.state == SlotState::kClosing;
   if ((slot.state != SlotState::kEvicting && !was_closing) || old.state != ExpertState::kAbsent)
@@ -360,6 +384,7 @@ LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_inde
   }
   if (!has_room) {
     lose_prefetch(at(*coming));
+    if (device_.is_landing(*coming)) give_up_falling(commands);
     return Undo::kNoRoom;
   }
   place(*coming, step, commands);
@@ -371,42 +396,58 @@ void LayerTable::unpin(std::span<const ExpertIndex> experts) {
     Expert& expert = at(index);
     CHECK(expert.pins > 0);
     --expert.pins;
-    if (expert.state == ExpertState::kResident && expert.pins == 0) ++n_evictable_;
+    if (is_in_ram(expert) && expert.pins == 0) ++n_evictable_;
   }
 }
 
 void LayerTable::hold(ExpertIndex index) {
   Expert& expert = at(index);
   CHECK(expert.state == ExpertState::kResident);
-  if (expert.pins++ == 0) --n_evictable_;
-  if (expert.holds++ == 0) ++n_held_;
+  const bool is_slot_missing = is_in_ram(expert);
+  if (expert.pins++ == 0 && is_slot_missing) --n_evictable_;
+  if (expert.holds++ == 0 && is_slot_missing) ++n_held_;
 }
 
 void LayerTable::release(ExpertIndex index) {
   CHECK(at(index).holds > 0);
-  if (--at(index).holds == 0) --n_held_;
+  if (--at(index).holds == 0 && is_in_ram(at(index))) --n_held_;
   unpin({&index, 1});
 }
 
 bool LayerTable::fits_beside_held(std::span<const ExpertIndex> experts, std::uint32_t n_fewer) const {
-  const auto n_others =
-      std::ranges::count_if(experts, [this](ExpertIndex expert) { return at(expert).holds == 0; });
-  return n_held_ + static_cast<std::size_t>(n_others) + n_fewer <= n_open_;
+  const auto n_others = std::ranges::count_if(
+      experts, [this](ExpertIndex expert) { return at(expert).holds == 0 && !is_on_device(at(expert)); });
+  return n_held_ + n_stalled_ + static_cast<std::size_t>(n_others) + n_fewer <= n_open_;
 }
 
-bool LayerTable::grace_done(SlotIndex index, std::vector<Command>& commands) {
-  Slot& slot = at(index);
-  if (slot.state == SlotState::kClosing) {
-    slot.state = SlotState::kClosed;
-    closed_.push_back(index);
-    --n_closing_;
-    commands.push_back(make_command(CommandKind::kRelease, kNobody, index));
-    return true;
+LayerTable::Grace LayerTable::grace_done(SlotIndex index, std::vector<Command>& commands) {
+  if (index.value >= kDeviceSlot) {
+    device_grace_done(index, commands);
+    return Grace::kNothing;
   }
-  if (slot.state != SlotState::kEvicting) return false;
-  // Read even when no lease waits for the expert any more: the victim is gone already, and it was asked for.
-  command_read(slot.expert, index, commands);
-  return false;
+  Slot& slot = at(index);
+  switch (slot.state) {
+    case SlotState::kClosing:
+      slot.state = SlotState::kClosed;
+      closed_.push_back(index);
+      --n_closing_;
+      commands.push_back(make_command(CommandKind::kRelease, kNobody, index));
+      return Grace::kClosed;
+    case SlotState::kEvicting:
+      // Read even when no lease waits for the expert any more: the victim is gone already, and it was asked
+      // for.
+      command_read(slot.expert, index, commands);
+      return Grace::kNothing;
+    case SlotState::kLeaving:
+    case SlotState::kStalled:
+      return vacated(index, commands);
+    case SlotState::kFree:
+    case SlotState::kLoading:
+    case SlotState::kResident:
+    case SlotState::kClosed:
+      return Grace::kNothing;
+  }
+  return Grace::kNothing;
 }
 
 std::optional<ExpertIndex> LayerTable::read_done(SlotIndex index, ReadOutcome outcome,
@@ -414,23 +455,27 @@ std::optional<ExpertIndex> LayerTable::read_done(SlotIndex index, ReadOutcome ou
   Slot& slot = at(index);
   if (slot.state != SlotState::kLoading) return std::nullopt;
   Expert& expert = at(slot.expert);
+  const bool has_fallen = device_.is_landing(slot.expert);
   if (outcome != ReadOutcome::kOk) {
     ++counters_.read_failures;
     slot.state = SlotState::kFree;
     expert.state = ExpertState::kAbsent;
     lose_prefetch(expert);
     free_.push_back(index);
+    if (has_fallen) give_up_falling(commands);
     return slot.expert;
   }
   slot.state = SlotState::kResident;
   expert.state = ExpertState::kResident;
-  expert.inserted_step = slot.step;
-  expert.last_step = slot.step;
+  // One that has fallen is no newer than its last use.
+  if (!has_fallen) expert.last_step = slot.step;
+  expert.inserted_step = expert.last_step;
   ++n_resident_;
   if (expert.pins == 0) ++n_evictable_;
-  ++counters_.insertions;
-  policy_->on_insert(slot.expert, slot.step);
+  if (!has_fallen) ++counters_.insertions;
+  policy_->on_insert(slot.expert, expert.inserted_step);
   commands.push_back(make_command(CommandKind::kPublish, slot.expert, index));
+  if (has_fallen) end_move(commands);
   return slot.expert;
 }
 
@@ -438,6 +483,7 @@ void LayerTable::set_costs(const PolicyCosts& costs) {
   costs_ = costs;
   has_costs_ = true;
   policy_->set_costs(costs);
+  if (device_.n_slots() > 0) device_.policy().set_costs(costs);
 }
 
 void LayerTable::seed_history(std::span<const double> uses_per_step) {
@@ -457,8 +503,8 @@ std::vector<double> LayerTable::use_rates() const {
   return rates;
 }
 
-void LayerTable::replace_policy(std::unique_ptr<EvictionPolicy> policy) {
-  if (has_costs_) policy->set_costs(costs_);
+void LayerTable::tell_past(EvictionPolicy& policy, Tier tier) const {
+  if (has_costs_) policy.set_costs(costs_);
   std::vector<PastUse> past(experts_.size());
   enum class Kind : std::uint8_t { kMiss, kInsert, kAccess };
   struct Event {
@@ -472,47 +518,62 @@ void LayerTable::replace_policy(std::unique_ptr<EvictionPolicy> policy) {
     const ExpertIndex index(i);
     const Expert& expert = experts_[i];
     past[i] = {.uses_per_step = history_.rate(index), .last_step = history_.last_step(index)};
-    if (expert.state != ExpertState::kResident) {
-      if (past[i].last_step > 0) events.push_back({past[i].last_step, Kind::kMiss, index});
-      continue;
+    if (tier == Tier::kRam ? is_in_ram(expert) : is_on_device(expert)) {
+      events.push_back({expert.inserted_step, Kind::kInsert, index});
+      if (expert.last_step > expert.inserted_step) events.push_back({expert.last_step, Kind::kAccess, index});
+    } else if (past[i].last_step > 0 && !is_on_device(expert)) {
+      events.push_back({past[i].last_step, Kind::kMiss, index});
     }
-    events.push_back({expert.inserted_step, Kind::kInsert, index});
-    if (expert.last_step > expert.inserted_step) events.push_back({expert.last_step, Kind::kAccess, index});
   }
   std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
     return std::tie(a.step, a.kind, a.expert) < std::tie(b.step, b.kind, b.expert);
   });
-  policy->seed(past, step_);
+  policy.seed(past, step_);
   for (const Event& event : events) {
     switch (event.kind) {
       case Kind::kMiss:
-        policy->on_miss(event.expert, event.step);
+        policy.on_miss(event.expert, event.step);
         break;
       case Kind::kInsert:
-        policy->on_insert(event.expert, event.step);
+        policy.on_insert(event.expert, event.step);
         break;
       case Kind::kAccess:
-        policy->on_access(event.expert, event.step);
+        policy.on_access(event.expert, event.step);
         break;
     }
   }
+}
+
+void LayerTable::replace_policy(std::unique_ptr<EvictionPolicy> policy) {
+  tell_past(*policy, Tier::kRam);
   policy_ = std::move(policy);
 }
 
 void LayerTable::check(const Pins& expected) const {
   CHECK(expected.all.size() == experts_.size() && expected.held.size() == experts_.size());
   std::vector<std::uint32_t> names_of_slot(slots_.size());
+  std::vector<std::pair<ExpertIndex, SlotIndex>> on_device;
   std::uint32_t n_resident = 0, n_evictable = 0, n_coming = 0, n_held = 0, n_closing = 0, n_ahead = 0;
   for (std::uint32_t i = 0; i < experts_.size(); ++i) {
     const Expert& expert = experts_[i];
-    CHECK(expert.pins == expected.all[i] && expert.holds == expected.held[i]);
+    CHECK(expert.pins == expected.all[i] + (device_.pins(ExpertIndex(i)) ? 1 : 0));
+    CHECK(expert.holds == expected.held[i]);
     CHECK(expert.holds == 0 || expert.state == ExpertState::kResident);
-    if (expert.holds > 0) ++n_held;
+    if (expert.holds > 0 && is_in_ram(expert)) ++n_held;
     if (expert.is_ahead) ++n_ahead;
     CHECK(!expert.is_ahead || expert.state != ExpertState::kAbsent);
     CHECK(expert.displaced_by == kNobody || expert.state == ExpertState::kAbsent);
     if (expert.state == ExpertState::kAbsent) {
       CHECK(expert.pins == 0);
+      continue;
+    }
+    if (is_on_device(expert)) {
+      CHECK(expert.inserted_step <= expert.last_step && expert.last_step <= step_ && !expert.is_ahead);
+      on_device.emplace_back(i, expert.slot);
+      continue;
+    }
+    if (device_.is_falling(ExpertIndex(i))) {
+      CHECK(expert.state == ExpertState::kComing && expert.slot == device_.move().slot);
       continue;
     }
     CHECK(expert.slot.value < slots_.size());
@@ -525,7 +586,8 @@ void LayerTable::check(const Pins& expected) const {
       ++n_resident;
       if (expert.pins == 0) ++n_evictable;
     } else {
-      CHECK(slot.state == SlotState::kLoading || slot.state == SlotState::kEvicting);
+      CHECK(slot.state == SlotState::kLoading || slot.state == SlotState::kEvicting ||
+            slot.state == SlotState::kLeaving);
       ++n_coming;
     }
   }
@@ -542,14 +604,35 @@ void LayerTable::check(const Pins& expected) const {
     ++names_of_slot[i];
     ++n_closing;
   }
+  // What a move holds.
+  const DeviceSlots::Move& move = device_.move();
+  std::uint32_t n_stalled = 0;
+  for (std::uint32_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].state == SlotState::kStalled) {
+      ++names_of_slot[i];
+      ++n_stalled;
+    }
+    const bool is_leaving = move.stage == DeviceSlots::Stage::kLeaving && move.from == SlotIndex(i);
+    CHECK((slots_[i].state == SlotState::kLeaving) == is_leaving);
+    if (is_leaving && !move.falling) ++names_of_slot[i];
+  }
+  if (device_.is_moving() && move.stage < DeviceSlots::Stage::kLeaving) {
+    CHECK(is_in_ram(at(move.rising)) && at(move.rising).slot == move.from);
+    CHECK(!move.falling || device_.is_falling(*move.falling));
+  }
+  if (move.falling) CHECK(at(*move.falling).state == ExpertState::kComing);
+  device_.check(on_device);
   for (std::uint32_t names : names_of_slot)
-    CHECK(names == 1);  // one owner: an expert, a list, or its closing
+    CHECK(names == 1);  // one owner: an expert, a list, its closing, a move, or the lane it is kept for
   CHECK(n_resident == n_resident_ && n_evictable == n_evictable_ && n_held == n_held_);
   CHECK(n_open_ >= 1 && n_closing == n_closing_);
-  CHECK(free_.size() + n_resident + n_coming == n_open_);
+  CHECK(n_stalled == n_stalled_ && n_coming == this->n_coming());
+  CHECK(free_.size() + n_resident + n_coming + n_vacant() == n_open_);
   CHECK(n_open_ + n_closing + closed_.size() == slots_.size());
   CHECK(counters_.hits + counters_.misses == counters_.lookups);
-  CHECK(counters_.insertions - counters_.evictions == n_resident_);
+  CHECK(counters_.device_hits <= counters_.hits && counters_.swaps <= counters_.rises);
+  CHECK(counters_.insertions - counters_.evictions ==
+        n_resident_ + device_.n_resident() + (move.falling ? 1 : 0));
   CHECK(counters_.leases_queued <= counters_.leases);
   CHECK(counters_.prefetched ==
         counters_.prefetch_used + counters_.prefetch_late + counters_.prefetch_wasted + n_ahead);

@@ -14,6 +14,13 @@
 //                                  grace_done
 // A closed slot is an address without memory. Closing ones are no slots of the layer any more, but still hold
 // theirs.
+//
+// These are the slots in RAM. Of an expert that moves up into a device slot (device_slots.h, rises.cc):
+//               moved              grace_done
+//   resident ----------> leaving --+--------> free
+//                              |   +--------> loading, when another one falls for it
+//                              | undo_eviction   grace_done
+//                              +--------> stalled ----------> free
 #pragma once
 
 #include <algorithm>
@@ -27,6 +34,7 @@
 #include "daemon/policy/eviction_policy.h"
 #include "daemon/policy/use_rates.h"
 #include "daemon/residency/brain.h"
+#include "daemon/residency/device_slots.h"
 
 namespace moecached {
 
@@ -43,12 +51,15 @@ class LayerTable {
   [[nodiscard]] std::uint32_t n_slots() const { return n_open_; }  // open
   [[nodiscard]] std::uint32_t n_slots_max() const { return static_cast<std::uint32_t>(slots_.size()); }
   [[nodiscard]] std::uint32_t n_closing() const { return n_closing_; }
-  [[nodiscard]] std::uint32_t n_held() const { return n_held_; }  // experts
+  [[nodiscard]] std::uint32_t n_held() const { return n_held_; }  // experts in RAM slots
   [[nodiscard]] std::uint32_t n_experts() const { return static_cast<std::uint32_t>(experts_.size()); }
   [[nodiscard]] std::uint32_t n_resident() const { return n_resident_; }
   [[nodiscard]] std::uint32_t n_coming() const {
-    return n_open_ - static_cast<std::uint32_t>(free_.size()) - n_resident_;
+    return n_open_ - static_cast<std::uint32_t>(free_.size()) - n_resident_ - n_vacant();
   }
+  [[nodiscard]] const DeviceSlots& device() const { return device_; }
+  // Of the set, those that cannot do without a RAM slot.
+  [[nodiscard]] std::uint32_t count_in_ram(std::span<const ExpertIndex> experts) const;
   [[nodiscard]] bool is_resident(ExpertIndex expert) const {
     return at(expert).state == ExpertState::kResident;
   }
@@ -100,16 +111,26 @@ class LayerTable {
   [[nodiscard]] std::uint32_t n_free() const { return static_cast<std::uint32_t>(free_.size()); }
   [[nodiscard]] bool is_absent(ExpertIndex expert) const { return at(expert).state == ExpertState::kAbsent; }
 
-  // Ignored when the slot does not wait for it: a late or doubled event. True: the slot is closed now.
-  bool grace_done(SlotIndex slot, std::vector<Command>& commands);
+  // kNothing also when the slot does not wait for it: a late or doubled event.
+  enum class Grace : std::uint8_t { kNothing, kClosed, kFreed };
+  Grace grace_done(SlotIndex slot, std::vector<Command>& commands);
   // Puts the old expert back into a slot that is being emptied. kNoRoom: the expert that was to come has no
   // slot now; its pins are for the caller to release. move_coming false: it is not looked for one. kKept:
-  // none was to come, the slot was to be closed and stays open.
-  enum class Undo : std::uint8_t { kIgnored, kMoved, kNoRoom, kKept };
+  // none was to come, the slot was to be closed and stays open. kPutBack: it was waited for like a load.
+  // kStalled, kStalledNoRoom: it has risen, its RAM slot is out of service.
+  enum class Undo : std::uint8_t { kIgnored, kMoved, kNoRoom, kKept, kPutBack, kStalled, kStalledNoRoom };
   Undo undo_eviction(SlotIndex slot, ExpertIndex old_expert, bool move_coming, ExpertIndex* coming,
                      std::vector<Command>& commands);
   // The expert whose read ended; nothing when the slot was not loading.
   std::optional<ExpertIndex> read_done(SlotIndex slot, ReadOutcome outcome, std::vector<Command>& commands);
+
+  // Device slots, see Brain.
+  void open_device_slots(std::uint32_t n);
+  bool rise(std::span<const ExpertIndex> used, double gain_min, std::int32_t spare,
+            std::vector<Command>& commands);
+  void moved(SlotIndex slot, std::vector<Command>& commands);
+  [[nodiscard]] std::optional<SlotIndex> slot_of(ExpertIndex expert) const;
+  void replace_device_policy(std::unique_ptr<EvictionPolicy> policy);
 
   // The new policy is seeded with the history of every expert, then told of the residents' insertions and of
   // everybody's last use, oldest first.
@@ -128,17 +149,26 @@ class LayerTable {
 
  private:
   static constexpr ExpertIndex kNobody{UINT32_MAX};
-  enum class SlotState : std::uint8_t { kFree, kLoading, kResident, kEvicting, kClosing, kClosed };
+  enum class SlotState : std::uint8_t {
+    kFree,
+    kLoading,
+    kResident,
+    kEvicting,
+    kClosing,
+    kClosed,
+    kLeaving,
+    kStalled
+  };
   enum class ExpertState : std::uint8_t { kAbsent, kComing, kResident };
   struct Slot {
     SlotState state = SlotState::kFree;
-    ExpertIndex expert;     // resident, or the one that is going to be
+    ExpertIndex expert;     // resident, or the one that is going to be; kLeaving: kNobody, or the falling one
     Step step = 0;          // of the lease that made it load
     bool is_ahead = false;  // kLoading: read as one that nobody waits for
   };
   struct Expert {
     ExpertState state = ExpertState::kAbsent;
-    SlotIndex slot;  // valid unless kAbsent
+    SlotIndex slot;  // valid unless kAbsent; of one that falls its device slot, until it has one in RAM
     std::uint32_t pins = 0;
     std::uint32_t holds = 0;  // of the pins
     Step inserted_step = 0, last_step = 0;
@@ -168,6 +198,17 @@ class LayerTable {
     command.slot = slot;
     return command;
   }
+  [[nodiscard]] static bool is_in_ram(const Expert& expert) {
+    return expert.state == ExpertState::kResident && expert.slot.value < kDeviceSlot;
+  }
+  [[nodiscard]] static bool is_on_device(const Expert& expert) {
+    return expert.state == ExpertState::kResident && expert.slot.value >= kDeviceSlot;
+  }
+  // Open slots that are neither free nor anybody's.
+  [[nodiscard]] std::uint32_t n_vacant() const {
+    const DeviceSlots::Move& move = device_.move();
+    return n_stalled_ + (move.stage == DeviceSlots::Stage::kLeaving && !move.falling ? 1 : 0);
+  }
   [[nodiscard]] bool is_decodes(const Expert& expert) const {
     return !expert.is_prompts && step_ - expert.last_step <= kDecodeMemory;
   }
@@ -194,6 +235,21 @@ class LayerTable {
   // The next of victims_ is resident no longer, for one that is coming or for nobody: its slot.
   SlotIndex evict(SlotState to, ExpertIndex coming, std::vector<Command>& commands);
   void add_open(std::int32_t n);  // and tells the policy
+  enum class Tier : std::uint8_t { kRam, kDevice };
+  // Seeds a new policy with the history, and with what one would know that had seen the last event of each
+  // expert.
+  void tell_past(EvictionPolicy& policy, Tier tier) const;
+
+  // rises.cc
+  void device_grace_done(SlotIndex slot, std::vector<Command>& commands);
+  Grace vacated(SlotIndex slot, std::vector<Command>& commands);  // grace_done of kLeaving and kStalled
+  void put_back(std::vector<Command>& commands);
+  // Out of service. False: the falling expert that was to come there has been given up.
+  bool keep_for_stalled(SlotIndex slot, std::vector<Command>& commands);
+  void give_up_falling(std::vector<Command>& commands);  // it is on disk alone
+  void end_move(std::vector<Command>& commands);
+  void command_copy_up(std::vector<Command>& commands) const;
+  void command_spare_freed(std::int32_t spare, std::vector<Command>& commands) const;
 
   // Steps of decode after which an expert that none of them used is not decode's any more.
   static constexpr Step kDecodeMemory = 1024;
@@ -208,6 +264,7 @@ class LayerTable {
   UseRates own_history_;  // of this model's lanes, in the same steps
   PolicyCosts costs_;
   bool has_costs_ = false;
+  DeviceSlots device_;
   std::vector<Slot> slots_;
   std::vector<Expert> experts_;
   std::vector<SlotIndex> free_, closed_;        // used from the back
@@ -221,7 +278,8 @@ class LayerTable {
   std::size_t next_victim_ = 0;
   std::uint32_t n_resident_ = 0;
   std::uint32_t n_evictable_ = 0;  // resident and not pinned
-  std::uint32_t n_held_ = 0;       // experts
+  std::uint32_t n_held_ = 0;       // experts in RAM slots
+  std::uint32_t n_stalled_ = 0;    // slots
   std::uint32_t n_open_ = 0, n_closing_ = 0;
   Step step_ = 0;
 };

@@ -56,7 +56,7 @@ void Brain::State::ask(LaneId id, std::span<const ExpertIndex> experts) {
   Lease& lease = lane.lease;
   CHECK(lease.state == LeaseState::kNone);
   LayerState& layer = layer_of(*lane.model, lease.layer);
-  if (experts.size() > layer.table.n_slots()) {
+  if (layer.table.count_in_ram(experts) > layer.table.n_slots()) {
     send_grant(id, GrantStatus::kRefused);
     return;
   }

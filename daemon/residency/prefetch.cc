@@ -20,7 +20,9 @@ LayerCounters prefetches_of(std::span<const LayerCounters> layers) {
   return sum;
 }
 
-bool is_whole(const LayerTable& table) { return table.n_resident() == table.n_experts(); }
+bool is_whole(const LayerTable& table) {
+  return table.n_resident() + table.device().n_resident() == table.n_experts();
+}
 
 }  // namespace
 

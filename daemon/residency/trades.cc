@@ -21,7 +21,7 @@ std::uint32_t Brain::open_slots(ModelId id, LayerIndex index, std::uint32_t n) {
 bool Brain::State::can_spare_slot(const ModelState& model, const LayerState& layer) const {
   const std::uint32_t n_least = std::min(layer.shape.n_slots, std::max(1u, 2 * model.n_expert_used));
   if (layer.table.n_slots() - layer.table.n_held() <= n_least || layer.table.n_closing() > 0 ||
-      !layer.queue.empty())
+      layer.table.device().n_slots() > 0 || !layer.queue.empty())
     return false;
   // A lease that is sent back to the queue, as evictions are undone, must still fit then.
   for (std::uint32_t at = layer.loading.first(); at != LaneList::kNone; at = LaneList::next(links, at)) {

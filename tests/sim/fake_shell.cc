@@ -384,6 +384,11 @@ void FakeShell::carry_out_commands() {
       case CommandKind::kRelease:
         release(command);
         break;
+      case CommandKind::kCopyUp:
+      case CommandKind::kCopyAside:
+      case CommandKind::kMove:
+      case CommandKind::kSpareFreed:
+        throw Violation(ViolationKind::kBadCommand, "a move, but there are no device slots");
     }
   }
 }

@@ -18,7 +18,8 @@ inline std::string to_text(const Command& command) {
     case CommandKind::kUnpublish:
       return "unpublish " + place;
     case CommandKind::kRead:
-      return (command.is_ahead ? "read ahead " : "read ") + place;
+      return (command.is_ahead ? "read ahead " : "read ") + place +
+             (command.spare >= 0 ? " spare " + std::to_string(command.spare) : "");
     case CommandKind::kHasten:
       return "hasten " + place;
     case CommandKind::kPublish:
@@ -26,6 +27,14 @@ inline std::string to_text(const Command& command) {
     case CommandKind::kRelease:
       return "release " + number(command.model.value) + "/" + number(command.layer.value) + " slot " +
              number(command.slot.value);
+    case CommandKind::kCopyUp:
+      return "copy up " + place + " from " + number(command.from.value);
+    case CommandKind::kCopyAside:
+      return "copy aside " + place + " spare " + std::to_string(command.spare);
+    case CommandKind::kMove:
+      return "move " + place + " from " + number(command.from.value);
+    case CommandKind::kSpareFreed:
+      return "spare freed " + std::to_string(command.spare);
     case CommandKind::kGrant:
       break;
   }

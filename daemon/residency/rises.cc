@@ -28,6 +28,13 @@ void LayerTable::replace_device_policy(std::unique_ptr<EvictionPolicy> policy) {
 bool LayerTable::rise(std::span<const ExpertIndex> used, double gain_min, std::int32_t spare,
                       std::vector<Command>& commands) {
   if (device_.is_moving()) return false;
+  // Nor one that a stalled lane may be reading: its RAM slot would be out of service for as long as that lane
+  // likes. Nor what only a prompt or nobody has used.
+  const auto may_rise = [this](ExpertIndex index) {
+    const Expert& expert = at(index);
+    return is_in_ram(expert) && expert.holds == 0 && !expert.is_prompts && !expert.is_ahead;
+  };
+  if (std::ranges::none_of(used, may_rise)) return false;
   const bool is_swap = !device_.has_free();
   std::optional<ExpertIndex> falling;
   if (is_swap) {
@@ -37,10 +44,7 @@ bool LayerTable::rise(std::span<const ExpertIndex> used, double gain_min, std::i
   ExpertIndex rising = kNobody;
   double gain_max = 0;
   for (const ExpertIndex index : used) {
-    const Expert& expert = at(index);
-    // Nor one that a stalled lane may be reading: its RAM slot would be out of service for as long as that
-    // lane likes. Nor what only a prompt or nobody has used.
-    if (!is_in_ram(expert) || expert.holds > 0 || expert.is_prompts || expert.is_ahead) continue;
+    if (!may_rise(index)) continue;
     const double gain = is_swap ? device_.policy().gain(index, *falling) : history_.rate(index);
     if (is_swap && gain <= gain_min) continue;
     if (rising != kNobody && gain <= gain_max) continue;
@@ -97,6 +101,7 @@ void LayerTable::moved(SlotIndex index, std::vector<Command>& commands) {
   Slot& from = at(move.from);
   from.state = SlotState::kLeaving;
   from.expert = move.falling.value_or(kNobody);
+  from.is_ahead = false;  // that was of the read which the rising one came by
   if (move.falling) at(*move.falling).slot = move.from;
   ++counters_.rises;
   counters_.swaps += move.falling ? 1 : 0;

@@ -110,6 +110,19 @@ void add(Stats& sum, const Stats& one) {
   sum.prefetch_late += one.prefetch_late;
   sum.prefetch_wasted += one.prefetch_wasted;
   sum.prefetch_regretted += one.prefetch_regretted;
+  sum.rises += one.rises;
+  sum.swaps += one.swaps;
+  sum.rises_refused += one.rises_refused;
+  sum.rises_undone += one.rises_undone;
+  sum.ram_slots_stalled += one.ram_slots_stalled;
+  sum.falls_elsewhere += one.falls_elsewhere;
+  sum.falls_given_up += one.falls_given_up;
+  sum.falls_failed += one.falls_failed;
+  sum.leases_of_falling += one.leases_of_falling;
+  sum.device_hits += one.device_hits;
+  sum.device_policy_swaps += one.device_policy_swaps;
+  sum.device_slots_opened += one.device_slots_opened;
+  sum.removed_while_rising += one.removed_while_rising;
 }
 
 TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
@@ -173,6 +186,19 @@ TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
       {"prefetches late", sum.prefetch_late},
       {"prefetches wasted", sum.prefetch_wasted},
       {"prefetches regretted", sum.prefetch_regretted},
+      {"experts moved up", sum.rises},
+      {"experts moved up for which another came down", sum.swaps},
+      {"experts that did not move up", sum.rises_refused},
+      {"rises undone for a stalled lane", sum.rises_undone},
+      {"RAM slots kept for a stalled lane", sum.ram_slots_stalled},
+      {"falling experts that got another slot", sum.falls_elsewhere},
+      {"falling experts given up", sum.falls_given_up},
+      {"failed copies from a spare slot", sum.falls_failed},
+      {"leases of falling experts", sum.leases_of_falling},
+      {"hits in device slots", sum.device_hits},
+      {"swaps of device policies", sum.device_policy_swaps},
+      {"device slots opened", sum.device_slots_opened},
+      {"layers of models removed while an expert moves up", sum.removed_while_rising},
   };
   for (const auto& [what, count] : met)
     EXPECT_GE(count, 100u) << what << ": the faults are not what they say";
@@ -239,6 +265,20 @@ TEST_F(BrainSimulation, NobodyStarvesUnderTrades) {
   }
 }
 
+// Nor may experts that move up and down all the time.
+TEST_F(BrainSimulation, NobodyStarvesUnderRises) {
+  std::uint64_t swaps = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SimOptions options = contended_layer(seed, 16);
+    options.rise_permille = 1000;
+    const SimReport report = simulate_named(options);
+    ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
+    EXPECT_LT(report.stats.wait_ticks_max, 6000u) << "seed " << seed;
+    swaps += report.stats.swaps;
+  }
+  EXPECT_GT(swaps, 500u);
+}
+
 // Lanes stop within an epoch, or with a lease that they have been granted, and never go on: the others may be
 // told that there is no room, but must not wait.
 TEST_F(BrainSimulation, NobodyWaitsForALaneThatHasStopped) {
@@ -256,6 +296,25 @@ TEST_F(BrainSimulation, NobodyWaitsForALaneThatHasStopped) {
   }
   EXPECT_GT(no_room, 0u);
   EXPECT_GT(held_leases, 0u);
+}
+
+// The same where what they may be reading is on its way up or down.
+TEST_F(BrainSimulation, NobodyWaitsForAMoveThatAStoppedLaneHoldsUp) {
+  std::uint64_t undone = 0, out_of_service = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SimOptions options = contended_layer(seed, 16);
+    options.rise_permille = 1000;
+    options.long_stall_permille = 1;
+    options.long_stall_ticks_max = 1'000'000;
+    options.death_permille = 1;
+    const SimReport report = simulate_named(options);
+    ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
+    EXPECT_LT(report.stats.wait_ticks_max, 6000u) << "seed " << seed;
+    undone += report.stats.rises_undone;
+    out_of_service += report.stats.ram_slots_stalled;
+  }
+  EXPECT_GT(undone, 0u);
+  EXPECT_GT(out_of_service, 0u);
 }
 
 // -------------------------------------------------------------------------------------------------------
@@ -279,6 +338,32 @@ TEST_F(BrainSimulation, CanaryASkippedGracePeriodIsSeenAsWrongBytes) {
     EXPECT_EQ(sound.violation, ViolationKind::kNone) << explain(options, sound);
   }
   EXPECT_GE(n_seen, 20) << "the simulation is blind to slots reused too early";
+}
+
+// An expert that moves leaves two slots behind, one after the other: each has a grace period of its own.
+TEST_F(BrainSimulation, CanaryASkippedGracePeriodOfAMoveIsSeenAsWrongBytes) {
+  for (bool SimOptions::*const skipped : {&SimOptions::skip_grace_of_fall, &SimOptions::skip_grace_of_rise}) {
+    int n_seen = 0;
+    for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+      SimOptions options;
+      options.seed = seed;
+      options.ticks = 6000;
+      options.n_models = 1;
+      options.n_lanes = 5;
+      options.n_experts_min = 6;
+      options.rise_permille = 1000;
+      options.*skipped = true;
+      const SimReport report = simulate_named(options);
+      if (report.violation == ViolationKind::kNone) continue;  // no device slots, or one for every expert
+      EXPECT_EQ(report.violation, ViolationKind::kWrongBytes) << explain(options, report);
+      ++n_seen;
+      options.*skipped = false;
+      const SimReport sound = simulate_named(options);
+      EXPECT_EQ(sound.violation, ViolationKind::kNone) << explain(options, sound);
+    }
+    EXPECT_GE(n_seen, 20) << "the simulation is blind to slots of moves that are reused too early, "
+                          << (skipped == &SimOptions::skip_grace_of_fall ? "on the device" : "in RAM");
+  }
 }
 
 TEST_F(BrainSimulation, CanaryAStalledLaneTakenForGoneIsSeenAsWrongBytes) {

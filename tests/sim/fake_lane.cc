@@ -125,7 +125,7 @@ void FakeLane::load_entry() {
 void FakeLane::read_slot() {
   std::vector<Use>& wave = waves_.front();
   Use& use = wave[at_];
-  const SlotBytes& bytes = world_.layer(model_, use.layer).slots.at(static_cast<std::size_t>(use.slot));
+  const SlotBytes& bytes = world_.layer(model_, use.layer).bytes_at(static_cast<std::uint32_t>(use.slot));
   expect(!bytes.is_torn && bytes.expert == use.expert, ViolationKind::kWrongBytes,
          "a lane computed with a slot that does not hold its expert");
   if (!is_second_pass_) use.serial = bytes.serial;

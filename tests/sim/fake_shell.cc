@@ -16,8 +16,11 @@ void FakeShell::add_model(ModelId id, const ModelShape& shape) {
     model.layers.push_back({.shape = layer,
                             .table = std::vector<std::int32_t>(layer.n_experts, kAbsent),
                             .slots = std::vector<SlotBytes>(layer.room()),
+                            .device_slots = {},
                             .busy = std::vector<std::uint8_t>(layer.room()),
+                            .device_busy = {},
                             .backed = std::vector<std::uint8_t>(layer.room()),
+                            .n_device_max = 0,
                             .n_open = layer.n_slots,
                             .n_open_fewest = layer.n_slots,
                             .has_been_held = false,
@@ -36,6 +39,8 @@ void FakeShell::remove_model(ModelId id) {
     close_lane(i);
   }
   world_.trace.note("remove model", {id.value});
+  for (std::uint32_t i = 0; i < world_.models.at(id).layers.size(); ++i)
+    world_.stats.removed_while_rising += brain_.is_rising(id, LayerIndex(i)) ? 1 : 0;
   brain_.remove_model(id);
   ++world_.stats.models_removed;
   world_.models.at(id).is_removed = true;
@@ -47,6 +52,7 @@ void FakeShell::remove_model(ModelId id) {
     after_event();
   }
   std::erase_if(graces_, [id](const Grace& grace) { return grace.place.model == id; });
+  reclaim_spares();
 }
 
 void FakeShell::set_policy(ModelId id, const std::string& spec, bool is_valid) {
@@ -57,6 +63,29 @@ void FakeShell::set_policy(ModelId id, const std::string& spec, bool is_valid) {
   expect(brain_.policy(id) == (is_valid ? spec : before), ViolationKind::kBadCommand,
          "the wrong policy is in force");
   ++(is_valid ? world_.stats.policy_swaps : world_.stats.policies_refused);
+  after_event();
+}
+
+void FakeShell::set_device_policy(ModelId id, const std::string& spec, bool is_valid) {
+  world_.trace.note("set device policy", {id.value, spec.size(), is_valid});
+  const std::string before = brain_.device_policy(id);
+  const bool is_set = static_cast<bool>(brain_.set_device_policy({&id, 1}, spec));
+  expect(is_set == is_valid, ViolationKind::kBadCommand, "a policy was accepted or refused wrongly");
+  expect(brain_.device_policy(id) == (is_valid ? spec : before), ViolationKind::kBadCommand,
+         "the wrong policy is in force");
+  if (is_valid) ++world_.stats.device_policy_swaps;
+  after_event();
+}
+
+void FakeShell::open_device_slots(ModelId id, LayerIndex index, std::uint32_t n) {
+  world_.trace.note("open device slots", {id.value, index.value, n});
+  FakeLayer& layer = world_.layer(id, index);
+  layer.device_slots.resize(layer.device_slots.size() + n);
+  layer.device_busy.resize(layer.device_slots.size());
+  brain_.open_device_slots(id, index, n);
+  expect(brain_.device_slots(id, index) == layer.device_slots.size(), ViolationKind::kWrongCount,
+         "device slots");
+  world_.stats.device_slots_opened += n;
   after_event();
 }
 
@@ -93,8 +122,11 @@ void FakeShell::note_lookups(FakeLayer& layer, const Record& record) const {
   LayerCounters& expected = layer.expected;
   expected.lookups += record.ids.size();
   if (record.is_lease) ++expected.leases;
-  for (ExpertIndex expert : record.ids)
-    ++(layer.table[expert.value] == kAbsent ? expected.misses : expected.hits);
+  for (ExpertIndex expert : record.ids) {
+    const std::int32_t slot = layer.table[expert.value];
+    ++(slot == kAbsent ? expected.misses : expected.hits);
+    if (slot >= static_cast<std::int32_t>(kDeviceSlot)) ++expected.device_hits;
+  }
 }
 
 void FakeShell::drain_record(std::uint32_t id) {
@@ -117,6 +149,10 @@ void FakeShell::drain_record(std::uint32_t id) {
     lane.has_seen_change = false;
     lane.is_pending = true;
     lane.pending_phase = record.phase();
+    if (const Spare* spare = spare_of(client->model(), record.layer)) {
+      for (ExpertIndex expert : record.ids)
+        world_.stats.leases_of_falling += static_cast<std::int32_t>(expert.value) == spare->falling ? 1 : 0;
+    }
     brain_.lease(LaneId(id), record.layer, record.ids, record.seq, record.epoch, record.phase());
     // As the core does it.
     if (world_.options.trade_permille > 0 && brain_.trade_slots(client->model(), record.layer))
@@ -124,7 +160,43 @@ void FakeShell::drain_record(std::uint32_t id) {
   } else {
     brain_.routed(LaneId(id), record.layer, record.ids, record.phase());
   }
+  // Asked first: the runs of seeds without device slots stay what they were.
+  if (world_.options.rise_permille > 0 && record.phase() == Phase::kDecode &&
+      world_.rng.permille(world_.options.rise_permille))
+    rise(client->model(), record.layer, record.ids);
   after_event();
+}
+
+void FakeShell::rise(ModelId model, LayerIndex index, std::span<const ExpertIndex> used) {
+  const auto spare =
+      std::find_if(spares_.begin(), spares_.end(), [](const Spare& each) { return !each.is_lent; });
+  if (spare == spares_.end()) return;
+  const bool was_rising = brain_.is_rising(model, index);
+  const double gain_min = world_.rng.below(4) != 0 ? -1 : world_.rng.below(200) / 1000.0;
+  world_.trace.note("rise", {model.value, index.value, used.size()});
+  if (!brain_.rise(model, index, used, gain_min, static_cast<std::uint32_t>(spare - spares_.begin()))) {
+    ++world_.stats.rises_refused;
+    return;
+  }
+  expect(!was_rising && brain_.is_rising(model, index), ViolationKind::kBadCommand, "two moves in one layer");
+  *spare = {.is_lent = true, .model = model, .layer = index, .falling = -1, .bytes = {}};
+}
+
+FakeShell::Spare* FakeShell::spare_of(ModelId model, LayerIndex layer) {
+  const auto spare = std::find_if(spares_.begin(), spares_.end(), [&](const Spare& each) {
+    return each.is_lent && each.model == model && each.layer == layer;
+  });
+  return spare == spares_.end() ? nullptr : &*spare;
+}
+
+void FakeShell::reclaim_spares() {
+  for (std::size_t i = 0; i < spares_.size(); ++i) {
+    if (!spares_[i].is_lent || !world_.models.at(spares_[i].model).is_removed) continue;
+    const auto uses = [i](const auto& each) { return each.spare == static_cast<std::int32_t>(i); };
+    if (std::any_of(copies_.begin(), copies_.end(), uses) || std::any_of(reads_.begin(), reads_.end(), uses))
+      continue;
+    spares_[i].is_lent = false;
+  }
 }
 
 void FakeShell::look_at_lanes(Grace& grace) const {
@@ -222,12 +294,19 @@ void FakeShell::give_up_on(std::uint32_t id, const Place& place, ExpertIndex lea
   brain_.check_invariants();
   const std::uint32_t n_open = brain_.slots(place.model, place.layer);
   if (brain_.undo_eviction({place.model, place.layer, place.slot, leaving}, LaneId(id), epoch)) {
-    ++world_.stats.undone;
+    ++(place.slot.value < kDeviceSlot ? world_.stats.undone : world_.stats.rises_undone);
     if (brain_.slots(place.model, place.layer) > n_open) ++world_.stats.trades_undone;
     forget_grace();
-    layer.busy[place.slot.value] = 0;
+    layer.busy_at(place.slot.value) = 0;
   } else {
     brain_.hold(LaneId(id), place.layer, {&leaving, 1}, epoch);
+    for (Grace& grace : graces_) {
+      if (!grace.has_risen || grace.is_given_up || grace.place.model != place.model ||
+          grace.place.layer != place.layer || grace.place.slot != place.slot)
+        continue;
+      grace.is_given_up = true;
+      ++world_.stats.ram_slots_stalled;
+    }
   }
   if (brain_.has_lease_until(LaneId(id), nullptr)) ++world_.stats.held;
   brain_.check_invariants();
@@ -296,11 +375,15 @@ void FakeShell::release(const Command& command) {
 void FakeShell::advance_grace(std::size_t i) {
   if (i >= graces_.size()) return;
   Grace& grace = graces_[i];
-  if (!world_.options.skip_grace) {
+  const bool is_skipped = world_.options.skip_grace ||
+                          (grace.has_risen && world_.options.skip_grace_of_rise) ||
+                          (grace.place.slot.value >= kDeviceSlot && world_.options.skip_grace_of_fall);
+  if (!is_skipped) {
     if (!grace.has_looked) return look_at_lanes(grace);
     if (!is_over(grace)) return;
   }
   const Place place = grace.place;
+  if (grace.has_risen) world_.layer(place.model, place.layer).busy_at(place.slot.value) = 0;
   graces_.erase(graces_.begin() + static_cast<std::ptrdiff_t>(i));
   world_.trace.note("grace done", {place.model.value, place.layer.value, place.slot.value});
   brain_.grace_done(place.model, place.layer, place.slot);
@@ -321,9 +404,14 @@ void FakeShell::finish_read(std::size_t i) {
 
   layer.busy[place.slot.value] = 0;
   if (read.outcome == ReadOutcome::kOk) {
-    layer.slots[place.slot.value] = {.is_torn = false, .expert = read.expert, .serial = ++read_serial_};
+    const bool is_from_disk = read.spare < 0;
+    layer.slots[place.slot.value] = {
+        .is_torn = !is_from_disk && spares_[static_cast<std::size_t>(read.spare)].bytes.is_torn,
+        .expert = is_from_disk ? read.expert : spares_[static_cast<std::size_t>(read.spare)].bytes.expert,
+        .serial = ++read_serial_};
   } else {
     ++(read.outcome == ReadOutcome::kIoError ? world_.stats.read_errors : world_.stats.models_changed);
+    if (read.spare >= 0) ++world_.stats.falls_failed;
     for (Lane& lane : lanes_) {
       if (!lane.is_pending || lane.client->model() != place.model || lane.pending_layer != place.layer)
         continue;
@@ -343,6 +431,28 @@ void FakeShell::finish_read(std::size_t i) {
     brain_.read_done(place.model, place.layer, place.slot, ReadOutcome::kIoError);
   }
   after_event();
+  reclaim_spares();
+}
+
+void FakeShell::finish_copy(std::size_t i) {
+  const Copy copy = copies_[i];
+  copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(i));
+  const Place& place = copy.place;
+  FakeModel& model = world_.models.at(place.model);
+  FakeLayer& layer = model.layers[place.layer.value];
+  SlotBytes& device = layer.bytes_at(place.slot.value);
+  const bool is_up = copy.from >= 0;
+  const SlotBytes& source = is_up ? layer.bytes_at(static_cast<std::uint32_t>(copy.from)) : device;
+  SlotBytes& target = is_up ? device : spares_[static_cast<std::size_t>(copy.spare)].bytes;
+  target = {.is_torn = source.is_torn || source.serial != copy.serial,
+            .expert = source.expert,
+            .serial = ++read_serial_};
+  if (is_up) layer.busy_at(place.slot.value) = 0;
+  if (model.is_removed) ++world_.stats.late_completions;
+  world_.trace.note("moved", {place.model.value, place.layer.value, place.slot.value, is_up});
+  brain_.moved(place.model, place.layer, place.slot);
+  after_event();
+  reclaim_spares();
 }
 
 // --------------------------------------------------------------------------------------------------------
@@ -358,10 +468,11 @@ void FakeShell::after_event() {
 void FakeShell::carry_out_commands() {
   n_events_untaken_ = 0;
   for (const Command& command : brain_.take_commands()) {
-    world_.trace.note("command",
-                      {static_cast<std::uint64_t>(command.kind), static_cast<std::uint64_t>(command.status),
-                       command.model.value, command.layer.value, command.expert.value, command.slot.value,
-                       command.lane.value, command.seq});
+    world_.trace.note(
+        "command",
+        {static_cast<std::uint64_t>(command.kind), static_cast<std::uint64_t>(command.status),
+         command.model.value, command.layer.value, command.expert.value, command.slot.value,
+         command.lane.value, command.seq, command.from.value, static_cast<std::uint64_t>(command.spare + 1)});
     const auto found = world_.models.find(command.model);
     expect(found != world_.models.end() && !found->second.is_removed, ViolationKind::kBadCommand,
            "a command for a model that is not there");
@@ -385,10 +496,17 @@ void FakeShell::carry_out_commands() {
         release(command);
         break;
       case CommandKind::kCopyUp:
+        copy_up(command);
+        break;
       case CommandKind::kCopyAside:
+        copy_aside(command);
+        break;
       case CommandKind::kMove:
+        move(command);
+        break;
       case CommandKind::kSpareFreed:
-        throw Violation(ViolationKind::kBadCommand, "a move, but there are no device slots");
+        free_spare(command);
+        break;
     }
   }
 }
@@ -397,15 +515,22 @@ void FakeShell::unpublish(const Command& command) {
   FakeLayer& layer = world_.layer(command.model, command.layer);
   expect(layer.table[command.expert.value] == static_cast<std::int32_t>(command.slot.value),
          ViolationKind::kBadCommand, "unpublish of an expert that is not in that slot");
-  expect(layer.busy[command.slot.value] == 0, ViolationKind::kBadCommand, "unpublish of a slot that is busy");
+  expect(layer.busy_at(command.slot.value) == 0, ViolationKind::kBadCommand,
+         "unpublish of a slot that is busy");
   for (const Lane& lane : lanes_) {
     expect(lane.client == nullptr || lane.client->model() != command.model ||
                !lane.client->relies_on(command.layer, command.expert),
            ViolationKind::kUntruthfulGrant, "an expert was taken away under a granted lease");
   }
   layer.table[command.expert.value] = kAbsent;
-  layer.busy[command.slot.value] = 1;
-  ++world_.stats.evictions;
+  layer.busy_at(command.slot.value) = 1;
+  if (command.slot.value < kDeviceSlot) {
+    ++world_.stats.evictions;
+  } else {
+    Spare* spare = spare_of(command.model, command.layer);
+    expect(spare != nullptr && spare->falling < 0, ViolationKind::kBadCommand, "an expert falls for nobody");
+    spare->falling = static_cast<std::int32_t>(command.expert.value);
+  }
   Grace grace;
   grace.place = {.model = command.model, .layer = command.layer, .slot = command.slot};
   grace.leaving = command.expert;
@@ -421,6 +546,13 @@ void FakeShell::expect_idle(const Command& command) const {
          ViolationKind::kBadCommand, "a slot is reused within its grace period");
   expect(std::none_of(reads_.begin(), reads_.end(), [&](const Read& read) { return same_slot(read.place); }),
          ViolationKind::kBadCommand, "a slot is reused while a read goes there");
+  expect(std::none_of(copies_.begin(), copies_.end(),
+                      [&](const Copy& copy) {
+                        return same_slot(copy.place) ||
+                               (copy.place.model == command.model && copy.place.layer == command.layer &&
+                                copy.from == static_cast<std::int32_t>(command.slot.value));
+                      }),
+         ViolationKind::kBadCommand, "a slot is reused while it is being copied");
 }
 
 void FakeShell::start_read(const Command& command) {
@@ -431,6 +563,20 @@ void FakeShell::start_read(const Command& command) {
   expect(layer.table[command.expert.value] == kAbsent, ViolationKind::kBadCommand,
          "read of a resident expert");
   expect_idle(command);
+  Spare* const spare = spare_of(command.model, command.layer);
+  const bool is_falling =
+      spare != nullptr && spare->falling == static_cast<std::int32_t>(command.expert.value);
+  expect(is_falling == (command.spare >= 0), ViolationKind::kBadCommand,
+         "an expert is read from disk while a spare slot has it, or the other way round");
+  if (is_falling) {
+    expect(spare == &spares_.at(static_cast<std::size_t>(command.spare)) && !spare->bytes.is_torn &&
+               spare->bytes.expert == command.expert,
+           ViolationKind::kBadCommand, "the spare slot does not have the expert's bytes");
+    const bool is_elsewhere = std::any_of(graces_.begin(), graces_.end(), [&](const Grace& grace) {
+      return grace.is_given_up && grace.place.model == command.model && grace.place.layer == command.layer;
+    });
+    world_.stats.falls_elsewhere += is_elsewhere ? 1 : 0;
+  }
   FakeModel& model = world_.models.at(command.model);
   const std::uint32_t slot_class = layer.shape.slot_class;
   if (layer.backed[command.slot.value] == 0) ++model.n_backed[slot_class];
@@ -452,7 +598,8 @@ void FakeShell::start_read(const Command& command) {
                     .expert = command.expert,
                     .due = world_.now + world_.rng.below(options.read_delay_ticks_max + 1),
                     .outcome = outcome,
-                    .is_ahead = command.is_ahead});
+                    .is_ahead = command.is_ahead,
+                    .spare = command.spare});
 }
 
 void FakeShell::hasten(const Command& command) {
@@ -471,14 +618,79 @@ void FakeShell::hasten(const Command& command) {
 
 void FakeShell::publish(const Command& command) {
   FakeLayer& layer = world_.layer(command.model, command.layer);
-  const SlotBytes& bytes = layer.slots[command.slot.value];
   expect(layer.table[command.expert.value] == kAbsent, ViolationKind::kBadCommand,
          "publish of a resident expert");
-  expect(layer.busy[command.slot.value] == 0, ViolationKind::kUntruthfulPublish,
+  expect(layer.busy_at(command.slot.value) == 0, ViolationKind::kUntruthfulPublish,
          "publish of a slot that is busy");
-  expect(!bytes.is_torn && bytes.expert == command.expert, ViolationKind::kUntruthfulPublish,
+  expect(layer.holds(command.slot.value, command.expert), ViolationKind::kUntruthfulPublish,
          "publish of a slot without the expert's bytes");
   layer.table[command.expert.value] = static_cast<std::int32_t>(command.slot.value);
+}
+
+void FakeShell::copy_up(const Command& command) {
+  FakeLayer& layer = world_.layer(command.model, command.layer);
+  expect_idle(command);
+  const auto named = static_cast<std::int32_t>(command.slot.value);
+  expect(std::find(layer.table.begin(), layer.table.end(), named) == layer.table.end(),
+         ViolationKind::kBadCommand, "copy into a slot that the table names");
+  const auto from = static_cast<std::int32_t>(command.from.value);
+  expect(layer.table[command.expert.value] == from, ViolationKind::kBadCommand,
+         "an expert rises from where it is not");
+  layer.busy_at(command.slot.value) = 1;
+  layer.bytes_at(command.slot.value).is_torn = true;
+  copies_.push_back({.place = {.model = command.model, .layer = command.layer, .slot = command.slot},
+                     .expert = command.expert,
+                     .from = from,
+                     .spare = -1,
+                     .serial = layer.bytes_at(command.from.value).serial,
+                     .due = world_.now + world_.rng.below(world_.options.copy_delay_ticks_max + 1)});
+}
+
+void FakeShell::copy_aside(const Command& command) {
+  FakeLayer& layer = world_.layer(command.model, command.layer);
+  expect_idle(command);
+  Spare* const spare = spare_of(command.model, command.layer);
+  expect(spare != nullptr && spare == &spares_.at(static_cast<std::size_t>(command.spare)) &&
+             spare->falling == static_cast<std::int32_t>(command.expert.value),
+         ViolationKind::kBadCommand, "copy into a spare slot that was not lent for it");
+  expect(layer.table[command.expert.value] == kAbsent && layer.holds(command.slot.value, command.expert),
+         ViolationKind::kBadCommand, "an expert falls from where it is not");
+  copies_.push_back({.place = {.model = command.model, .layer = command.layer, .slot = command.slot},
+                     .expert = command.expert,
+                     .from = -1,
+                     .spare = command.spare,
+                     .serial = layer.bytes_at(command.slot.value).serial,
+                     .due = world_.now + world_.rng.below(world_.options.copy_delay_ticks_max + 1)});
+}
+
+void FakeShell::move(const Command& command) {
+  FakeLayer& layer = world_.layer(command.model, command.layer);
+  std::int32_t& entry = layer.table[command.expert.value];
+  expect(entry == static_cast<std::int32_t>(command.from.value) && layer.busy_at(command.from.value) == 0,
+         ViolationKind::kBadCommand, "an expert rises from where it is not");
+  expect(layer.holds(command.slot.value, command.expert), ViolationKind::kUntruthfulPublish,
+         "move to a slot without the expert's bytes");
+  expect_idle(command);
+  entry = static_cast<std::int32_t>(command.slot.value);
+  layer.busy_at(command.from.value) = 1;
+  ++world_.stats.rises;
+  world_.stats.swaps += spare_of(command.model, command.layer)->falling >= 0 ? 1 : 0;
+  Grace grace;
+  grace.place = {.model = command.model, .layer = command.layer, .slot = command.from};
+  grace.leaving = command.expert;
+  grace.has_risen = true;
+  graces_.push_back(std::move(grace));
+}
+
+void FakeShell::free_spare(const Command& command) {
+  Spare& spare = spares_.at(static_cast<std::size_t>(command.spare));
+  expect(&spare == spare_of(command.model, command.layer), ViolationKind::kBadCommand,
+         "a spare slot is freed that was not lent");
+  const bool is_lost =
+      spare.falling >= 0 &&
+      world_.layer(command.model, command.layer).table[static_cast<std::size_t>(spare.falling)] == kAbsent;
+  world_.stats.falls_given_up += is_lost ? 1 : 0;
+  spare.is_lent = false;
 }
 
 void FakeShell::grant(const Command& command) {
@@ -515,7 +727,7 @@ void FakeShell::grant(const Command& command) {
              "refused what would fit");
       break;
     case GrantStatus::kNoRoom:
-      expect(lane.pending_ids.size() <= layer.shape.room() &&
+      expect(lane.pending_ids.size() <= layer.shape.room() + layer.device_slots.size() &&
                  (layer.has_been_held || lane.pending_phase == Phase::kPrompt),
              ViolationKind::kUntruthfulGrant, "no room for decode, but nobody had stalled");
       break;
@@ -533,9 +745,22 @@ void FakeShell::check_at_rest() {
     for (std::uint32_t i = 0; i < model.layers.size(); ++i) {
       const FakeLayer& layer = model.layers[i];
       const auto n_absent = std::count(layer.table.begin(), layer.table.end(), kAbsent);
-      expect(
-          brain_.resident(id, LayerIndex(i)) == layer.shape.n_experts - static_cast<std::uint32_t>(n_absent),
-          ViolationKind::kWrongCount, "resident");
+      const auto n_on_device = std::count_if(layer.table.begin(), layer.table.end(), [](std::int32_t slot) {
+        return slot >= static_cast<std::int32_t>(kDeviceSlot);
+      });
+      expect(brain_.resident(id, LayerIndex(i)) ==
+                 layer.shape.n_experts - static_cast<std::uint32_t>(n_absent + n_on_device),
+             ViolationKind::kWrongCount, "resident");
+      expect(brain_.device_resident(id, LayerIndex(i)) == static_cast<std::uint32_t>(n_on_device),
+             ViolationKind::kWrongCount, "resident in device slots");
+      expect(!brain_.is_rising(id, LayerIndex(i)) && spare_of(id, LayerIndex(i)) == nullptr,
+             ViolationKind::kStuck, "a move has not ended");
+      for (std::uint32_t expert = 0; expert < layer.shape.n_experts; ++expert) {
+        const auto slot = brain_.slot_of(id, LayerIndex(i), ExpertIndex(expert));
+        expect((slot ? static_cast<std::int32_t>(slot->value) : kAbsent) == layer.table[expert],
+               ViolationKind::kWrongCount, "slot");
+      }
+      world_.stats.device_hits += counters[i].device_hits;
       expect(counters[i].lookups == layer.expected.lookups, ViolationKind::kWrongCount, "lookups");
       expect(counters[i].leases == layer.expected.leases, ViolationKind::kWrongCount, "leases");
       world_.stats.leases_queued += counters[i].leases_queued;
@@ -546,6 +771,8 @@ void FakeShell::check_at_rest() {
       // With batches the table lags behind the Brain, so hits cannot be told from outside.
       if (world_.options.command_batch > 1) continue;
       expect(counters[i].hits == layer.expected.hits, ViolationKind::kWrongCount, "hits");
+      expect(counters[i].device_hits == layer.expected.device_hits, ViolationKind::kWrongCount,
+             "hits in device slots");
       expect(counters[i].misses == layer.expected.misses, ViolationKind::kWrongCount, "misses");
     }
   }

@@ -17,12 +17,15 @@ namespace moecached::sim {
 
 class FakeShell {
  public:
-  explicit FakeShell(World& world) : world_(world), lanes_(world.options.n_lanes) {}
+  explicit FakeShell(World& world)
+      : world_(world), lanes_(world.options.n_lanes), spares_(world.options.n_spares) {}
 
   // Configuration.
   void add_model(ModelId id, const ModelShape& shape);
   void remove_model(ModelId id);  // its processes die first; completions that are under way come late
   void set_policy(ModelId id, const std::string& spec, bool is_valid);
+  void set_device_policy(ModelId id, const std::string& spec, bool is_valid);
+  void open_device_slots(ModelId id, LayerIndex layer, std::uint32_t n);
   void open_lane(std::uint32_t lane, ModelId model, FakeLane::Kind kind);
   void close_lane(std::uint32_t lane);  // noticed dead, or closed in good order
 
@@ -31,6 +34,7 @@ class FakeShell {
   void drain_record(std::uint32_t lane);
   void advance_grace(std::size_t i);
   void finish_read(std::size_t i);  // REQUIRES: is_due(i) or winding down
+  void finish_copy(std::size_t i);  // REQUIRES: is_copy_due(i) or winding down
   void watch_stalls();
   void set_peers(ModelId model, std::span<const ModelId> peers, double cost) {
     world_.trace.note("set peers", {model.value, static_cast<std::uint32_t>(peers.size())});
@@ -46,6 +50,8 @@ class FakeShell {
   [[nodiscard]] std::size_t n_graces() const { return graces_.size(); }
   [[nodiscard]] std::size_t n_reads() const { return reads_.size(); }
   [[nodiscard]] bool is_due(std::size_t i) const { return reads_[i].due <= world_.now; }
+  [[nodiscard]] std::size_t n_copies() const { return copies_.size(); }
+  [[nodiscard]] bool is_copy_due(std::size_t i) const { return copies_[i].due <= world_.now; }
   // At rest: no lease is left, and the counters say what happened.
   void check_at_rest();
 
@@ -79,6 +85,8 @@ class FakeShell {
     };
     Place place;
     ExpertIndex leaving;
+    bool has_risen = false;    // leaving is in a device slot now
+    bool is_given_up = false;  // the slot is out of service
     bool has_looked = false;
     std::vector<Wait> waits;
   };
@@ -88,6 +96,23 @@ class FakeShell {
     std::uint64_t due = 0;
     ReadOutcome outcome = ReadOutcome::kOk;
     bool is_ahead = false;
+    std::int32_t spare = -1;
+  };
+  // Between a RAM slot, a device slot and a spare slot.
+  struct Copy {
+    Place place;  // device slot
+    ExpertIndex expert;
+    std::int32_t from = -1;    // RAM slot: up
+    std::int32_t spare = -1;   // aside
+    std::uint64_t serial = 0;  // of the source's bytes as it began
+    std::uint64_t due = 0;
+  };
+  struct Spare {
+    bool is_lent = false;
+    ModelId model;
+    LayerIndex layer;
+    std::int32_t falling = -1;  // expert
+    SlotBytes bytes;
   };
 
   void after_event();
@@ -96,6 +121,13 @@ class FakeShell {
   void hasten(const Command& command);
   void publish(const Command& command);
   void release(const Command& command);
+  void copy_up(const Command& command);
+  void copy_aside(const Command& command);
+  void move(const Command& command);
+  void free_spare(const Command& command);
+  void rise(ModelId model, LayerIndex layer, std::span<const ExpertIndex> used);
+  [[nodiscard]] Spare* spare_of(ModelId model, LayerIndex layer);  // of the move that is under way
+  void reclaim_spares();                           // of models that are gone, once nothing writes there
   void expect_idle(const Command& command) const;  // nothing goes on in its slot
   void tell_open();
   void grant(const Command& command);
@@ -113,6 +145,8 @@ class FakeShell {
   std::vector<Lane> lanes_;
   std::vector<Grace> graces_;
   std::vector<Read> reads_;
+  std::vector<Copy> copies_;
+  std::vector<Spare> spares_;
   std::uint64_t n_openings_ = 0;
   std::uint64_t read_serial_ = 0;
   std::uint32_t n_events_untaken_ = 0;

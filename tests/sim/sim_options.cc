@@ -42,6 +42,12 @@ SimOptions options_of_seed(std::uint64_t seed) {
     options.n_models = 1u << rng.between(1, 3);
     options.promote_permille = std::max(options.promote_permille, 50u);
   }
+  if (options.peers_permille == 0 && rng.below(3) == 0) {
+    options.trade_permille = 0;
+    options.rise_permille = rng.between(50, 1000);
+    options.n_spares = rng.between(1, 3);
+    options.copy_delay_ticks_max = rng.below(2) == 0 ? 3 : rng.between(10, 200);
+  }
   return options;
 }
 

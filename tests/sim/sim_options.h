@@ -46,11 +46,18 @@ struct SimOptions {
   // other.
   bool prefetch = false;
 
+  // Models have device slots: behind records of decode an expert may move up. No trades, no peers.
+  std::uint32_t rise_permille = 0;
+  std::uint32_t n_spares = 2;
+  std::uint32_t copy_delay_ticks_max = 5;
+
   // Canaries: faults of the shell that the simulation must find.
-  bool skip_grace = false;        // slots are reused while lanes still read them
-  bool lose_completions = false;  // some reads never report
-  bool stalled_is_gone = false;   // a stalled lane is not waited for any longer
-  bool keep_released = false;     // memory of a closed slot is never given back
+  bool skip_grace = false;          // slots are reused while lanes still read them
+  bool skip_grace_of_fall = false;  // only device slots are, which an expert falls from
+  bool skip_grace_of_rise = false;  // only RAM slots are, which an expert has risen from
+  bool lose_completions = false;    // some reads never report
+  bool stalled_is_gone = false;     // a stalled lane is not waited for any longer
+  bool keep_released = false;       // memory of a closed slot is never given back
 };
 
 [[nodiscard]] SimOptions options_of_seed(std::uint64_t seed);

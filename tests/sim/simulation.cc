@@ -76,7 +76,18 @@ class Simulation {
     shape.prefetch = world_.options.prefetch;
     shape.prefetch_pace = {.learn_tokens = 8, .window = 16, .pause_tokens_min = 8, .pause_tokens_max = 64};
     const ModelId id(next_model_++);
+    if (world_.options.rise_permille > 0) shape.device_policy = draw_policy();
     shell_.add_model(id, shape);
+    if (world_.options.rise_permille > 0) {
+      for (std::uint32_t i = 0; i < shape.layers.size(); ++i) {
+        FakeLayer& layer = world_.layer(id, LayerIndex(i));
+        // Often few: experts come down only where others want their slots.
+        const std::uint32_t n_experts = layer.shape.n_experts;
+        layer.n_device_max =
+            world_.rng.between(0, world_.rng.below(3) == 0 ? n_experts : (n_experts + 2) / 3);
+        shell_.open_device_slots(id, LayerIndex(i), world_.rng.between(0, layer.n_device_max));
+      }
+    }
     return id;
   }
 
@@ -100,9 +111,11 @@ class Simulation {
     } else if (action < 87) {
       if (shell_.n_graces() > 0) shell_.advance_grace(rng.below(shell_.n_graces()));
     } else {
-      if (shell_.n_reads() > 0) {
-        const std::size_t read = rng.below(shell_.n_reads());
-        if (shell_.is_due(read)) shell_.finish_read(read);
+      if (const std::size_t n = shell_.n_reads() + shell_.n_copies(); n > 0) {
+        const std::size_t i = rng.below(n);
+        const std::size_t n_reads = shell_.n_reads();
+        if (i < n_reads && shell_.is_due(i)) shell_.finish_read(i);
+        if (i >= n_reads && shell_.is_copy_due(i - n_reads)) shell_.finish_copy(i - n_reads);
       }
     }
     if (world_.options.long_stall_permille > 0) shell_.watch_stalls();
@@ -148,6 +161,7 @@ class Simulation {
         shell_.set_policy(model, draw_policy(), true);
       }
     }
+    if (options.rise_permille > 0) inject_device_faults();
     // Asked first: the runs of seeds without promotions stay what they were.
     if (options.promote_permille > 0 && rng.permille(options.promote_permille)) promote_any();
     if (options.trade_permille > 0 && rng.permille(options.trade_permille)) trade_any();
@@ -157,6 +171,19 @@ class Simulation {
       shell_.remove_model(model);
       model = add_model();
     }
+  }
+
+  void inject_device_faults() {
+    Rng& rng = world_.rng;
+    const ModelId model = model_ids_[rng.below(model_ids_.size())];
+    if (rng.permille(world_.options.policy_swap_permille)) {
+      const bool is_valid = rng.below(5) != 0;
+      shell_.set_device_policy(model, is_valid ? draw_policy() : "slru:probation=101", is_valid);
+    }
+    const LayerIndex index(rng.below(world_.models.at(model).layers.size()));
+    const FakeLayer& layer = world_.layer(model, index);
+    if (layer.device_slots.size() < layer.n_device_max && rng.permille(20))
+      shell_.open_device_slots(model, index, 1);
   }
 
   void promote_any() {
@@ -201,6 +228,7 @@ class Simulation {
       }
       for (std::size_t i = shell_.n_graces(); i > 0; --i) shell_.advance_grace(i - 1);
       for (std::size_t i = shell_.n_reads(); i > 0; --i) shell_.finish_read(i - 1);
+      for (std::size_t i = shell_.n_copies(); i > 0; --i) shell_.finish_copy(i - 1);
       shell_.carry_out_commands();
       if (is_at_rest()) return;
     }
@@ -208,7 +236,7 @@ class Simulation {
   }
 
   [[nodiscard]] bool is_at_rest() {
-    if (shell_.n_graces() > 0 || shell_.n_reads() > 0) return false;
+    if (shell_.n_graces() > 0 || shell_.n_reads() > 0 || shell_.n_copies() > 0) return false;
     for (std::uint32_t i = 0; i < shell_.n_lanes(); ++i) {
       const FakeLane* client = shell_.lane(i);
       if (client != nullptr && (!client->is_idle() || !client->words.ring.empty())) return false;

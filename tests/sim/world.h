@@ -48,13 +48,25 @@ struct SlotBytes {
 struct FakeLayer {
   LayerShape shape;
   std::vector<std::int32_t> table;  // as clients see it: slot per expert, or kAbsent
-  std::vector<SlotBytes> slots;
-  std::vector<std::uint8_t> busy;    // per slot: the shell waits for its grace period or its read
+  std::vector<SlotBytes> slots, device_slots;
+  // Per slot: the shell waits for its grace period, its read or its copy.
+  std::vector<std::uint8_t> busy, device_busy;
   std::vector<std::uint8_t> backed;  // per slot: has memory, as it was read into since it was last given back
+  std::uint32_t n_device_max = 0;    // device slots that it may come to have
   std::uint32_t n_open = 0;          // as the shell tells its clients
   std::uint32_t n_open_fewest = 0;   // that it ever had
   bool has_been_held = false;        // for a lane that had stalled
   LayerCounters expected;  // of lookups, hits, misses and leases, where they can be told from outside
+
+  [[nodiscard]] SlotBytes& bytes_at(std::uint32_t slot) {
+    return slot < kDeviceSlot ? slots.at(slot) : device_slots.at(slot - kDeviceSlot);
+  }
+  [[nodiscard]] std::uint8_t& busy_at(std::uint32_t slot) {
+    return slot < kDeviceSlot ? busy.at(slot) : device_busy.at(slot - kDeviceSlot);
+  }
+  [[nodiscard]] bool holds(std::uint32_t slot, ExpertIndex expert) {
+    return !bytes_at(slot).is_torn && bytes_at(slot).expert == expert;
+  }
 };
 
 struct FakeModel {
@@ -79,6 +91,9 @@ struct Stats {
   std::uint64_t trades = 0, trades_refused = 0, trades_by_routing = 0, releases = 0, trades_undone = 0;
   std::uint64_t reads_ahead = 0, reads_hastened = 0, prefetch_used = 0, prefetch_late = 0,
                 prefetch_wasted = 0, prefetch_regretted = 0;
+  std::uint64_t rises = 0, swaps = 0, rises_refused = 0, rises_undone = 0, ram_slots_stalled = 0;
+  std::uint64_t falls_elsewhere = 0, falls_given_up = 0, falls_failed = 0, leases_of_falling = 0;
+  std::uint64_t device_hits = 0, device_policy_swaps = 0, device_slots_opened = 0, removed_while_rising = 0;
   std::uint64_t wait_ticks_max = 0;  // of an honest lane, from its LEASE record to the answer
 };
 

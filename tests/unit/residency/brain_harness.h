@@ -12,8 +12,11 @@ namespace moecached {
 
 inline std::string to_text(const Command& command) {
   const auto number = [](std::uint32_t value) { return std::to_string(value); };
+  const std::string slot = command.slot.value < kDeviceSlot
+                               ? " slot " + number(command.slot.value)
+                               : " device " + number(command.slot.value - kDeviceSlot);
   const std::string place = number(command.model.value) + "/" + number(command.layer.value) + " expert " +
-                            number(command.expert.value) + " slot " + number(command.slot.value);
+                            number(command.expert.value) + slot;
   switch (command.kind) {
     case CommandKind::kUnpublish:
       return "unpublish " + place;
@@ -54,7 +57,11 @@ class BrainHarness {
     start({.layers = {layer}, .policy = policy}, n_lanes);
   }
   // Model 0 of several layers.
-  explicit BrainHarness(const ModelShape& shape, std::uint32_t n_lanes = 2) { start(shape, n_lanes); }
+  explicit BrainHarness(const ModelShape& shape, std::uint32_t n_lanes = 2,
+                        const PolicyLibraries* libraries = nullptr)
+      : brain(libraries) {
+    start(shape, n_lanes);
+  }
 
   void start(const ModelShape& shape, std::uint32_t n_lanes) {
     const Status added = brain.add_model(ModelId(0), shape);

@@ -149,9 +149,9 @@ void FakeShell::drain_record(std::uint32_t id) {
     lane.has_seen_change = false;
     lane.is_pending = true;
     lane.pending_phase = record.phase();
-    if (const Spare* spare = spare_of(client->model(), record.layer)) {
-      for (ExpertIndex expert : record.ids)
-        world_.stats.leases_of_falling += static_cast<std::int32_t>(expert.value) == spare->falling ? 1 : 0;
+    for (ExpertIndex expert : record.ids) {
+      const auto falling = static_cast<std::int32_t>(expert.value);
+      world_.stats.leases_of_falling += find_spare(client->model(), record.layer, falling) != nullptr ? 1 : 0;
     }
     brain_.lease(LaneId(id), record.layer, record.ids, record.seq, record.epoch, record.phase());
     // As the core does it.
@@ -179,12 +179,13 @@ void FakeShell::rise(ModelId model, LayerIndex index, std::span<const ExpertInde
     return;
   }
   expect(!was_rising && brain_.is_rising(model, index), ViolationKind::kBadCommand, "two moves in one layer");
-  *spare = {.is_lent = true, .model = model, .layer = index, .falling = -1, .bytes = {}};
+  *spare = {
+      .is_lent = true, .model = model, .layer = index, .falling = kNobody, .rising_from = {}, .bytes = {}};
 }
 
-FakeShell::Spare* FakeShell::spare_of(ModelId model, LayerIndex layer) {
+FakeShell::Spare* FakeShell::find_spare(ModelId model, LayerIndex layer, std::int32_t falling) {
   const auto spare = std::find_if(spares_.begin(), spares_.end(), [&](const Spare& each) {
-    return each.is_lent && each.model == model && each.layer == layer;
+    return each.is_lent && each.model == model && each.layer == layer && each.falling == falling;
   });
   return spare == spares_.end() ? nullptr : &*spare;
 }
@@ -527,8 +528,8 @@ void FakeShell::unpublish(const Command& command) {
   if (command.slot.value < kDeviceSlot) {
     ++world_.stats.evictions;
   } else {
-    Spare* spare = spare_of(command.model, command.layer);
-    expect(spare != nullptr && spare->falling < 0, ViolationKind::kBadCommand, "an expert falls for nobody");
+    Spare* spare = find_spare(command.model, command.layer, kNobody);
+    expect(spare != nullptr, ViolationKind::kBadCommand, "an expert falls for nobody");
     spare->falling = static_cast<std::int32_t>(command.expert.value);
   }
   Grace grace;
@@ -563,19 +564,15 @@ void FakeShell::start_read(const Command& command) {
   expect(layer.table[command.expert.value] == kAbsent, ViolationKind::kBadCommand,
          "read of a resident expert");
   expect_idle(command);
-  Spare* const spare = spare_of(command.model, command.layer);
-  const bool is_falling =
-      spare != nullptr && spare->falling == static_cast<std::int32_t>(command.expert.value);
-  expect(is_falling == (command.spare >= 0), ViolationKind::kBadCommand,
+  const Spare* const spare =
+      find_spare(command.model, command.layer, static_cast<std::int32_t>(command.expert.value));
+  expect(spare == (command.spare < 0 ? nullptr : &spares_.at(static_cast<std::size_t>(command.spare))),
+         ViolationKind::kBadCommand,
          "an expert is read from disk while a spare slot has it, or the other way round");
-  if (is_falling) {
-    expect(spare == &spares_.at(static_cast<std::size_t>(command.spare)) && !spare->bytes.is_torn &&
-               spare->bytes.expert == command.expert,
-           ViolationKind::kBadCommand, "the spare slot does not have the expert's bytes");
-    const bool is_elsewhere = std::any_of(graces_.begin(), graces_.end(), [&](const Grace& grace) {
-      return grace.is_given_up && grace.place.model == command.model && grace.place.layer == command.layer;
-    });
-    world_.stats.falls_elsewhere += is_elsewhere ? 1 : 0;
+  if (spare != nullptr) {
+    expect(!spare->bytes.is_torn && spare->bytes.expert == command.expert, ViolationKind::kBadCommand,
+           "the spare slot does not have the expert's bytes");
+    world_.stats.falls_elsewhere += spare->rising_from != command.slot ? 1 : 0;
   }
   FakeModel& model = world_.models.at(command.model);
   const std::uint32_t slot_class = layer.shape.slot_class;
@@ -649,9 +646,8 @@ void FakeShell::copy_up(const Command& command) {
 void FakeShell::copy_aside(const Command& command) {
   FakeLayer& layer = world_.layer(command.model, command.layer);
   expect_idle(command);
-  Spare* const spare = spare_of(command.model, command.layer);
-  expect(spare != nullptr && spare == &spares_.at(static_cast<std::size_t>(command.spare)) &&
-             spare->falling == static_cast<std::int32_t>(command.expert.value),
+  expect(find_spare(command.model, command.layer, static_cast<std::int32_t>(command.expert.value)) ==
+             &spares_.at(static_cast<std::size_t>(command.spare)),
          ViolationKind::kBadCommand, "copy into a spare slot that was not lent for it");
   expect(layer.table[command.expert.value] == kAbsent && layer.holds(command.slot.value, command.expert),
          ViolationKind::kBadCommand, "an expert falls from where it is not");
@@ -674,7 +670,11 @@ void FakeShell::move(const Command& command) {
   entry = static_cast<std::int32_t>(command.slot.value);
   layer.busy_at(command.from.value) = 1;
   ++world_.stats.rises;
-  world_.stats.swaps += spare_of(command.model, command.layer)->falling >= 0 ? 1 : 0;
+  for (Spare& spare : spares_) {
+    if (!spare.is_lent || spare.model != command.model || spare.layer != command.layer) continue;
+    spare.rising_from = command.from;
+    world_.stats.swaps += spare.falling != kNobody ? 1 : 0;
+  }
   Grace grace;
   grace.place = {.model = command.model, .layer = command.layer, .slot = command.from};
   grace.leaving = command.expert;
@@ -684,10 +684,10 @@ void FakeShell::move(const Command& command) {
 
 void FakeShell::free_spare(const Command& command) {
   Spare& spare = spares_.at(static_cast<std::size_t>(command.spare));
-  expect(&spare == spare_of(command.model, command.layer), ViolationKind::kBadCommand,
-         "a spare slot is freed that was not lent");
+  expect(spare.is_lent && spare.model == command.model && spare.layer == command.layer,
+         ViolationKind::kBadCommand, "a spare slot is freed that was not lent");
   const bool is_lost =
-      spare.falling >= 0 &&
+      spare.falling != kNobody &&
       world_.layer(command.model, command.layer).table[static_cast<std::size_t>(spare.falling)] == kAbsent;
   world_.stats.falls_given_up += is_lost ? 1 : 0;
   spare.is_lent = false;
@@ -753,7 +753,9 @@ void FakeShell::check_at_rest() {
              ViolationKind::kWrongCount, "resident");
       expect(brain_.device_resident(id, LayerIndex(i)) == static_cast<std::uint32_t>(n_on_device),
              ViolationKind::kWrongCount, "resident in device slots");
-      expect(!brain_.is_rising(id, LayerIndex(i)) && spare_of(id, LayerIndex(i)) == nullptr,
+      expect(!brain_.is_rising(id, LayerIndex(i)) &&
+                 std::none_of(spares_.begin(), spares_.end(),
+                              [&](const Spare& spare) { return spare.is_lent && spare.model == id; }),
              ViolationKind::kStuck, "a move has not ended");
       for (std::uint32_t expert = 0; expert < layer.shape.n_experts; ++expert) {
         const auto slot = brain_.slot_of(id, LayerIndex(i), ExpertIndex(expert));

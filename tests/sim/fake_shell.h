@@ -107,11 +107,13 @@ class FakeShell {
     std::uint64_t serial = 0;  // of the source's bytes as it began
     std::uint64_t due = 0;
   };
+  static constexpr std::int32_t kNobody = -1;
   struct Spare {
     bool is_lent = false;
     ModelId model;
     LayerIndex layer;
-    std::int32_t falling = -1;  // expert
+    std::int32_t falling = kNobody;  // expert
+    SlotIndex rising_from;           // once the other one has risen
     SlotBytes bytes;
   };
 
@@ -126,7 +128,9 @@ class FakeShell {
   void move(const Command& command);
   void free_spare(const Command& command);
   void rise(ModelId model, LayerIndex layer, std::span<const ExpertIndex> used);
-  [[nodiscard]] Spare* spare_of(ModelId model, LayerIndex layer);  // of the move that is under way
+  // The one that is lent for this falling expert. With batches the Brain may have begun the next move of a
+  // layer before the shell hears of the end of the last.
+  [[nodiscard]] Spare* find_spare(ModelId model, LayerIndex layer, std::int32_t falling);
   void reclaim_spares();                           // of models that are gone, once nothing writes there
   void expect_idle(const Command& command) const;  // nothing goes on in its slot
   void tell_open();

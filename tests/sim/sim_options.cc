@@ -47,6 +47,7 @@ SimOptions options_of_seed(std::uint64_t seed) {
     options.rise_permille = rng.between(50, 1000);
     options.n_spares = rng.between(1, 3);
     options.copy_delay_ticks_max = rng.below(2) == 0 ? 3 : rng.between(10, 200);
+    options.long_stall_permille = std::max(options.long_stall_permille, rng.below(8));
   }
   return options;
 }

@@ -39,6 +39,7 @@ namespace moecached {
   X(cuMemHostRegister, cuMemHostRegister_v2)                      \
   X(cuMemHostUnregister, cuMemHostUnregister)                     \
   X(cuMemcpyHtoD, cuMemcpyHtoD_v2)                                \
+  X(cuMemcpyAsync, cuMemcpyAsync)                                 \
   X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2)                      \
   X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)                      \
   X(cuMemsetD8, cuMemsetD8_v2)                                    \

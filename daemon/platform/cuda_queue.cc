@@ -225,8 +225,8 @@ class CudaQueue final : public GpuQueue {
       if (result != CUDA_ERROR_NOT_SUPPORTED) return result;
     }
     for (std::size_t i = 0; i < batch_.count; ++i) {
-      const CUresult result = cu_.cuMemcpyHtoDAsync(
-          batch_.destinations[i], reinterpret_cast<const void*>(batch_.sources[i]), batch_.bytes[i], stream);
+      const CUresult result =
+          cu_.cuMemcpyAsync(batch_.destinations[i], batch_.sources[i], batch_.bytes[i], stream);
       if (result != CUDA_SUCCESS) return result;
     }
     return CUDA_SUCCESS;

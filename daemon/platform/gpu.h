@@ -37,6 +37,12 @@ class GpuHostMemory {
   virtual Result<UniqueFd> share() const = 0;
 };
 
+// Memory of the daemon, page-locked for copies to and from GPUs as long as this lives.
+class PinnedMemory {
+ public:
+  virtual ~PinnedMemory() = default;
+};
+
 // A range of device addresses of the daemon, backed chunk by chunk by device memory.
 class GpuRange {
  public:
@@ -53,9 +59,9 @@ class GpuRange {
 // Background work on one GPU, done by a thread of its own. Thread: submit and poll belong to one caller.
 class GpuQueue {
  public:
-  struct Copy {
-    std::uint64_t destination = 0;      // device address
-    const std::byte* source = nullptr;  // pinned
+  struct Copy {  // from and to device memory or pinned memory: one range of addresses has both
+    std::uint64_t destination = 0;
+    const std::byte* source = nullptr;
     std::uint64_t bytes = 0;
   };
   struct Flip {  // an aligned int32 in device memory
@@ -102,6 +108,8 @@ class Gpu {
   virtual Result<std::unique_ptr<GpuHostMemory>> create_host_memory(std::uint64_t bytes) = 0;
   // Lets copies of this GPU read memory that another GPU's create_host_memory has made.
   virtual Status open_host_memory(const GpuHostMemory& memory) = 0;
+  // Whole pages of a shared mapping. kSystem: the driver has not pinned it.
+  virtual Result<std::unique_ptr<PinnedMemory>> pin(std::span<std::byte> memory) = 0;
   virtual Result<std::unique_ptr<GpuRange>> reserve(std::uint64_t bytes) = 0;
   // Returns when the bytes are there.
   virtual Status write(std::uint64_t address, std::span<const std::byte> source) = 0;

@@ -155,24 +155,33 @@ class VmmHostMemory final : public GpuHostMemory {
   std::unique_ptr<CudaRange> range_;
 };
 
+class CudaPin final : public PinnedMemory {
+ public:
+  static Result<std::unique_ptr<CudaPin>> pin(CudaContextPtr context, std::span<std::byte> memory) {
+    const CudaContext::Use use(*context);
+    const CUresult result =
+        context->cu.cuMemHostRegister(memory.data(), memory.size(), CU_MEMHOSTREGISTER_PORTABLE);
+    if (result != CUDA_SUCCESS)
+      return context->cu.fault("pinning " + std::to_string(memory.size()) + " bytes of memory", result);
+    return std::unique_ptr<CudaPin>(new CudaPin(std::move(context), memory.data()));
+  }
+  ~CudaPin() override {
+    const CudaContext::Use use(*context_);
+    context_->cu.cuMemHostUnregister(address_);
+  }
+
+ private:
+  CudaPin(CudaContextPtr context, std::byte* address) : context_(std::move(context)), address_(address) {}
+  CudaContextPtr context_;
+  std::byte* const address_;
+};
+
 class RegisteredMemfd final : public GpuHostMemory {
  public:
-  RegisteredMemfd(CudaContextPtr context, Memfd memory)
-      : context_(std::move(context)), memory_(std::move(memory)) {}
-  ~RegisteredMemfd() override {
-    const CudaContext::Use use(*context_);
-    if (registered_) context_->cu.cuMemHostUnregister(memory_.bytes().data());
-  }
-  Status pin() {
-    const CudaContext::Use use(*context_);
-    const CUresult result = context_->cu.cuMemHostRegister(memory_.bytes().data(), memory_.bytes().size(),
-                                                           CU_MEMHOSTREGISTER_PORTABLE);
-    if (result != CUDA_SUCCESS) {
-      return context_->cu.fault("pinning " + std::to_string(memory_.bytes().size()) + " bytes of memory",
-                                result);
-    }
-    registered_ = true;
-    return ok();
+  static Result<std::unique_ptr<RegisteredMemfd>> create(CudaContextPtr context, Memfd memory) {
+    auto pin = CudaPin::pin(std::move(context), memory.bytes());
+    if (!pin) return std::move(pin).error();
+    return std::unique_ptr<RegisteredMemfd>(new RegisteredMemfd(std::move(memory), *std::move(pin)));
   }
   std::span<std::byte> bytes() const override { return memory_.bytes(); }
   moecached_host_memory kind() const override { return MOECACHED_HOST_MEMORY_MEMFD; }
@@ -183,9 +192,10 @@ class RegisteredMemfd final : public GpuHostMemory {
   }
 
  private:
-  CudaContextPtr context_;
+  RegisteredMemfd(Memfd memory, std::unique_ptr<CudaPin> pin)
+      : memory_(std::move(memory)), pin_(std::move(pin)) {}
   Memfd memory_;
-  bool registered_ = false;
+  std::unique_ptr<CudaPin> pin_;  // goes before the memory
 };
 
 class CudaGpu final : public Gpu {
@@ -233,9 +243,17 @@ class CudaGpu final : public Gpu {
     }
     auto memory = Memfd::create("experts", bytes, ClientAccess::kReadOnly);
     if (!memory) return std::move(memory).error();
-    auto pinned = std::make_unique<RegisteredMemfd>(*context, *std::move(memory));
-    if (Status done = pinned->pin(); !done) return std::move(done).error();
-    return std::unique_ptr<GpuHostMemory>(std::move(pinned));
+    auto pinned = RegisteredMemfd::create(*context, *std::move(memory));
+    if (!pinned) return std::move(pinned).error();
+    return std::unique_ptr<GpuHostMemory>(*std::move(pinned));
+  }
+
+  Result<std::unique_ptr<PinnedMemory>> pin(std::span<std::byte> memory) override {
+    auto context = use_context();
+    if (!context) return std::move(context).error();
+    auto pin = CudaPin::pin(*context, memory);
+    if (!pin) return std::move(pin).error();
+    return std::unique_ptr<PinnedMemory>(*std::move(pin));
   }
 
   Status open_host_memory(const GpuHostMemory& memory) override {

@@ -279,7 +279,7 @@ TEST_F(GpuQueueTest, WhatIsUnderWayWhenTheGpuIsLostIsReportedAsFailed) {
 }
 
 TEST_F(GpuQueueTest, CallsStillRunOnALostGpuSoThatTheirCallersAreNotLeftWaiting) {
-  cuda_.fail_next("cuMemcpyHtoDAsync", CUDA_ERROR_ILLEGAL_ADDRESS);
+  cuda_.fail_next("cuMemcpyAsync", CUDA_ERROR_ILLEGAL_ADDRESS);
   queue_->submit(copy_job(1, {copy(0, 64)}));
   (void)next(1);
   bool has_run = false;

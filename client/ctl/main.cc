@@ -130,6 +130,11 @@ struct CommandLine {
     run_->add_option("--gpu-max-slowdown", run.daemon.gpu_max_slowdown,
                      "what its uploads to a GPU may cost a decoding program; 100: no limit")
         ->type_name("PERCENT");
+    run_->add_option("--gpu-mode", run.daemon.gpu_mode,
+                     "covered: its RAM holds every expert of a model on a GPU; spill: VRAM, RAM or disk; "
+                     "auto: covered "
+                     "if there is the memory for it")
+        ->type_name("MODE");
     run_->add_flag("--private", run.always_private, "start a private daemon even if one is running");
     run_->add_option("--plugin", run.plugin, "libggml-moecache.so, if it is not found")->type_name("PATH");
     run_->add_flag("--no-flags", run.no_flags, "set the environment only, add no -ot to llama.cpp programs");

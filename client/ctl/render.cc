@@ -67,6 +67,7 @@ std::string layer_table(const Model& model) {
                                    ">LOOKUPS", ">HIT RATE", ">EVICTIONS", ">FAILED",   ">LEASES"};
   const bool has_prefetch = prefetches(model.prefetch());
   if (has_prefetch) head.insert(head.end(), {">PREFETCHED", ">USED", ">LATE", ">WASTED"});
+  if (model.spills()) head.insert(head.end(), {">VRAM SLOTS", ">IN VRAM", ">VRAM HITS", ">RISES", ">SWAPS"});
   Table table(head);
   for (const Layer& layer : model.layers()) {
     std::vector<std::string> row = {number(layer.block()),      number(layer.n_experts()),
@@ -78,6 +79,11 @@ std::string layer_table(const Model& model) {
     if (has_prefetch) {
       row.insert(row.end(), {number(layer.prefetched()), number(layer.prefetch_used()),
                              number(layer.prefetch_late()), number(layer.prefetch_wasted())});
+    }
+    if (model.spills()) {
+      row.insert(row.end(), {number(layer.device_slots()), number(layer.device_resident()),
+                             percent(layer.device_hits(), layer.lookups()), number(layer.rises()),
+                             number(layer.swaps())});
     }
     table.add(row);
   }
@@ -113,8 +119,8 @@ std::string render(const ListModelsResponse& response, bool layers) {
   for (const Model& model : response.models()) {
     std::uint64_t resident = 0, slots = 0, lookups = 0, hits = 0;
     for (const Layer& layer : model.layers()) {
-      resident += layer.resident();
-      slots += layer.n_slots();
+      resident += layer.resident() + layer.device_resident();
+      slots += layer.n_slots() + layer.device_slots();
       lookups += layer.lookups();
       hits += layer.hits();
     }
@@ -125,6 +131,7 @@ std::string render(const ListModelsResponse& response, bool layers) {
     if (model.loading()) note("loading");
     if (model.device().starts_with("GPU-")) {
       note(model.device() + ", " + human_size(model.device_bytes()) + " of VRAM, pool is pinned memory");
+      if (model.spills()) note("spills: experts are in VRAM, in RAM, or on disk");
       for (const std::string& peer : model.peers()) note("reads slots of " + printable(peer));
     }
     if (!model.left_out().empty()) {
@@ -194,6 +201,11 @@ std::string render(const Stats& stats, const Stats* before) {
                                             : human_size(total.bytes_from_peers()) + " read on other GPUs (" +
                                                   number(total.peer_hits()) + " of the hits), ") +
                     number(total.epochs()) + " graphs"});
+  }
+  if (const Counters& total = stats.total(); total.rises() > 0) {
+    facts.add({"spill", number(total.device_hits()) + " of the hits in VRAM, " + number(total.rises()) +
+                            " experts moved up, for " + number(total.swaps()) +
+                            " of which another came down (" + human_size(total.bytes_demoted()) + ")"});
   }
   const Ssd& ssd = stats.ssd();
   facts.add({"ssd", describe(ssd)});

@@ -52,6 +52,7 @@ constexpr DaemonOption kDaemonOptions[] = {
     {&DaemonSizes::gpu_keep_free, "--gpu-keep-free", "--gpu-keep-free"},
     {&DaemonSizes::gpu_policy, "--gpu-policy", "--gpu-policy"},
     {&DaemonSizes::gpu_max_slowdown, "--gpu-max-slowdown", "--gpu-max-slowdown"},
+    {&DaemonSizes::gpu_mode, "--gpu-mode", "--gpu-mode"},
 };
 
 }  // namespace

@@ -24,7 +24,8 @@ struct PluginSearch {
 // What `run` can say of the private daemon; empty: its defaults.
 struct DaemonSizes {
   std::string tiers = {}, pool_bytes = {}, slots = {}, policy = {};
-  std::string gpu_slots = {}, gpu_bytes = {}, gpu_keep_free = {}, gpu_policy = {}, gpu_max_slowdown = {};
+  std::string gpu_slots = {}, gpu_bytes = {}, gpu_keep_free = {}, gpu_policy = {}, gpu_max_slowdown = {},
+              gpu_mode = {};
 };
 [[nodiscard]] std::vector<std::string> daemon_arguments(const DaemonSizes& sizes);
 // The options of `run` that were given, for the sentence that refuses them beside a running daemon: "--slots

@@ -16,10 +16,6 @@ using moecached::client::null_argument;
 using moecached::client::Session;
 
 // The objects behind the opaque types; each knows its owner, which the C functions are not given.
-struct moecached_model {
-  Session& session;
-  Model& model;
-};
 struct moecached_lane {
   moecached_model& owner;
   Lane& lane;
@@ -55,7 +51,7 @@ moecached_status moecached_model_open(moecached_session* session, const char* co
   if (paths == nullptr && n_paths > 0) return null_argument("paths");
   return guarded([&] {
     Model* model = nullptr;
-    if (const auto status = session->session->open_model({paths, n_paths}, &model)) return status;
+    if (const auto status = session->session->open_model({paths, n_paths}, nullptr, &model)) return status;
     *out = new moecached_model{*session->session, *model};
     return MOECACHED_OK;
   });

@@ -13,6 +13,11 @@ struct moecached_session {
   std::unique_ptr<moecached::client::Session> session;
 };
 
+struct moecached_model {
+  moecached::client::Session& session;
+  moecached::client::Model& model;
+};
+
 namespace moecached::client {
 
 // Exceptions (std::bad_alloc, std::system_error) end here.

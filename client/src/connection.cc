@@ -84,10 +84,23 @@ moecached_status Connection::open_model(const char* name, std::span<const Unique
   std::vector<int> descriptors;
   for (const UniqueFd& file : files) descriptors.push_back(file.get());
   if (const auto status = socket_.send(&request, MOECACHED_HANDLE_MODEL_OPEN, descriptors)) return status;
+  return receive_opened(static_cast<int>(patience_.count()) * kModelOpenPatience, out);
+}
 
+moecached_status Connection::open_spill_model(const char* name, std::span<const std::uint8_t> uuid,
+                                              std::span<const UniqueFd> files, OpenedModel* out) {
+  moecached_handle_spill_open request{};
+  copy_text(request.name, name);
+  std::copy_n(uuid.begin(), std::min(uuid.size(), sizeof request.uuid), request.uuid);
+  std::vector<int> descriptors;
+  for (const UniqueFd& file : files) descriptors.push_back(file.get());
+  if (const auto status = socket_.send(&request, MOECACHED_HANDLE_SPILL_OPEN, descriptors)) return status;
+  return receive_opened(static_cast<int>(patience_.count()) * kGpuOpenPatience, out);
+}
+
+moecached_status Connection::receive_opened(int timeout_ms, OpenedModel* out) {
   moecached_handle_model_opened answer{};
   std::vector<UniqueFd> fds;
-  const int timeout_ms = static_cast<int>(patience_.count()) * kModelOpenPatience;
   if (const auto status = socket_.receive(&answer, MOECACHED_HANDLE_MODEL_OPENED, 3, timeout_ms, &fds)) {
     // A refusal is an answer. After anything else the next message might belong to this request.
     if (status != MOECACHED_E_REFUSED) connected_.store(false, std::memory_order_relaxed);
@@ -132,7 +145,8 @@ moecached_status Connection::gpu_open(const GpuOpen& wanted, std::span<const Uni
   std::vector<UniqueFd> fds;
   const int timeout_ms = static_cast<int>(patience_.count()) * kGpuOpenPatience;
   if (const auto status = socket_.receive(&answer, MOECACHED_HANDLE_GPU_OPENED, 3, timeout_ms, &fds)) {
-    if (status != MOECACHED_E_REFUSED) connected_.store(false, std::memory_order_relaxed);
+    if (status != MOECACHED_E_REFUSED && status != MOECACHED_E_SPILL)
+      connected_.store(false, std::memory_order_relaxed);
     return status;
   }
   out->model_id = answer.model_id;

@@ -57,6 +57,9 @@ class Connection {
   // `name` is for people. The daemon reads the files' headers meanwhile, so this may take seconds.
   [[nodiscard]] moecached_status open_model(const char* name, std::span<const UniqueFd> files,
                                             OpenedModel* out);
+  // The same for a model that spills from a GPU. The daemon pins its pool meanwhile, so this may take a minute.
+  [[nodiscard]] moecached_status open_spill_model(const char* name, std::span<const std::uint8_t> uuid,
+                                                  std::span<const UniqueFd> files, OpenedModel* out);
 
   struct OpenedGpuModel {
     std::uint32_t model_id = 0;
@@ -111,6 +114,7 @@ class Connection {
 
  private:
   Connection() = default;
+  [[nodiscard]] moecached_status receive_opened(int timeout_ms, OpenedModel* out);
 
   HandleSocket socket_;
   UniqueFd doorbell_;

@@ -93,12 +93,12 @@ int CudaContext::attribute(CUdevice_attribute which) const noexcept {
   return cuda().cuDeviceGetAttribute(&value, which, device_) == CUDA_SUCCESS ? value : 0;
 }
 
-moecached_status HostRegistration::open(std::shared_ptr<CudaContext> context, const Mapping& memory,
+moecached_status HostRegistration::open(std::shared_ptr<CudaContext> context, std::span<std::byte> memory,
                                         unsigned flags, std::shared_ptr<HostRegistration>* out) {
   const ScopedContext current(*context);
   if (const auto status = current.status()) return status;
   const std::size_t page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  const std::size_t bytes = (memory.bytes() + page_bytes - 1) / page_bytes * page_bytes;
+  const std::size_t bytes = (memory.size() + page_bytes - 1) / page_bytes * page_bytes;
   if (const auto status =
           check_cuda(cuda().cuMemHostRegister_v2(memory.data(), bytes, flags),
                      "page-lock memory shared with the daemon (is there a limit, ulimit -l?)")) {

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "client/include/moecached/moecached.h"
 #include "client/src/gpu_segment.h"
@@ -18,18 +19,22 @@
 
 namespace moecached::client {
 
-#define MOECACHED_CUDA_FUNCTIONS(X)                                                                      \
-  X(cuInit)                                                                                              \
-  X(cuGetErrorString)                                                                                    \
-  X(cuDeviceGetCount)                                                                                    \
-  X(cuDeviceGet) X(cuDeviceGetUuid_v2) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain)               \
-      X(cuDevicePrimaryCtxRelease_v2) X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) X(cuCtxSynchronize)   \
-          X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemImportFromShareableHandle) X(cuMemRelease)   \
-              X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemHostRegister_v2) X(cuMemHostUnregister) \
-                  X(cuMemHostGetDevicePointer_v2) X(cuMemcpy2DAsync_v2) X(cuStreamCreate)                \
-                      X(cuStreamDestroy_v2) X(cuStreamSynchronize) X(cuStreamWaitEvent)                  \
-                          X(cuStreamWriteValue64_v2) X(cuEventRecord) X(cuMemCreate) X(cuMemsetD32_v2)   \
-                              X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuLaunchKernel)
+#define MOECACHED_CUDA_FUNCTIONS(X)                                                                         \
+  X(cuInit)                                                                                                 \
+  X(cuGetErrorString)                                                                                       \
+  X(cuDeviceGetCount)                                                                                       \
+  X(cuDeviceGet)                                                                                            \
+  X(cuDeviceGetUuid_v2) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) \
+      X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) X(cuCtxSynchronize) X(cuMemAddressReserve)               \
+          X(cuMemAddressFree) X(cuMemImportFromShareableHandle) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap)   \
+              X(cuMemSetAccess) X(cuMemHostRegister_v2) X(cuMemHostUnregister)                              \
+                  X(cuMemHostGetDevicePointer_v2) X(cuMemcpy2DAsync_v2) X(cuStreamCreate)                   \
+                      X(cuStreamDestroy_v2) X(cuStreamSynchronize) X(cuStreamWaitEvent)                     \
+                          X(cuStreamWriteValue64_v2) X(cuEventRecord) X(cuMemCreate) X(cuMemsetD32_v2)      \
+                              X(cuMemsetD8_v2) X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoDAsync_v2)              \
+                                  X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventSynchronize)               \
+                                      X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction)          \
+                                          X(cuLaunchKernel)
 
 struct CudaDriver {
 #define MOECACHED_CUDA_MEMBER(name) decltype(&::name) name = nullptr;
@@ -87,7 +92,12 @@ class HostRegistration {
  public:
   // The range is widened to whole pages.
   [[nodiscard]] static moecached_status open(std::shared_ptr<CudaContext> context, const Mapping& memory,
-                                             unsigned flags, std::shared_ptr<HostRegistration>* out);
+                                             unsigned flags, std::shared_ptr<HostRegistration>* out) {
+    return open(std::move(context), std::span(memory.data(), memory.bytes()), flags, out);
+  }
+  [[nodiscard]] static moecached_status open(std::shared_ptr<CudaContext> context,
+                                             std::span<std::byte> memory, unsigned flags,
+                                             std::shared_ptr<HostRegistration>* out);
   HostRegistration(std::shared_ptr<CudaContext> context, std::byte* address) noexcept
       : context_(std::move(context)), address_(address) {}
   ~HostRegistration();

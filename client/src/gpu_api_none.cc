@@ -47,3 +47,29 @@ moecached_status moecached_gpu_lane_scratch(moecached_gpu_lane*, uint32_t*) { re
 moecached_status moecached_gpu_lane_fetch(moecached_gpu_lane*, const moecached_gpu_fetch*) {
   return no_cuda();
 }
+moecached_status moecached_spill_model_open(moecached_session*, const char* const*, size_t, const uint8_t*,
+                                            moecached_model** out) {
+  if (out != nullptr) *out = nullptr;
+  return no_cuda();
+}
+moecached_status moecached_spill_lane_open(moecached_model*, moecached_spill_lane** out) {
+  if (out != nullptr) *out = nullptr;
+  return no_cuda();
+}
+void moecached_spill_lane_close(moecached_spill_lane*) {}
+uint64_t moecached_spill_lane_generation(const moecached_spill_lane*) { return 0; }
+moecached_status moecached_spill_lane_window(moecached_spill_lane*, uint32_t, uint32_t, uint64_t*,
+                                             uint32_t*) {
+  return no_cuda();
+}
+moecached_status moecached_spill_resolve(moecached_spill_lane*, uint32_t, const int32_t*, size_t, size_t,
+                                         size_t, int32_t*, const moecached_spill_target*) {
+  return no_cuda();
+}
+moecached_status moecached_spill_begin_layer(moecached_spill_lane*, uint32_t, const int32_t*, size_t) {
+  return no_cuda();
+}
+moecached_status moecached_spill_load_part(moecached_spill_lane*, uint32_t, uint64_t, void*) {
+  return no_cuda();
+}
+void moecached_spill_end(moecached_spill_lane*) {}

@@ -40,7 +40,11 @@ moecached_status refused(const std::byte* packet, std::size_t bytes, bool versio
   std::memcpy(&error, packet, std::min(bytes, sizeof error));
   error.text[sizeof error.text - 1] = '\0';
   const bool version = version_differs || error.code == MOECACHED_ERROR_VERSION;
-  return fail(version ? MOECACHED_E_VERSION : MOECACHED_E_REFUSED, "the daemon refused: %s", error.text);
+  const bool spill = error.code == MOECACHED_ERROR_SPILL;
+  return fail(version ? MOECACHED_E_VERSION
+              : spill ? MOECACHED_E_SPILL
+                      : MOECACHED_E_REFUSED,
+              "the daemon refused: %s", error.text);
 }
 
 }  // namespace

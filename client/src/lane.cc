@@ -132,7 +132,8 @@ std::size_t Lane::load_entries(const LayerView& view) {
     // Acquire at least, for the bytes of the slot; sequentially consistent pairs it with the fence in
     // begin().
     const std::int32_t slot = load_seq_cst(view.entries + expert);
-    const bool present = static_cast<std::uint32_t>(slot) < view.n_slots;
+    const auto id = static_cast<std::uint32_t>(slot);
+    const bool present = id < view.n_slots || id - MOECACHED_DEVICE_SLOT < n_device_slots_;
     slot_of_[expert] = present ? slot : MOECACHED_ABSENT;
     absent += !present;
   }
@@ -178,6 +179,7 @@ void Lane::note_fallback(std::uint64_t reads, std::uint64_t bytes) {
 
 void Lane::attach(ModelMapping& mapping, Connection& connection, LaneBlock* block) {
   mapping_ = &mapping;
+  n_device_slots_ = 0;
   block_ = block;
   channel_ = LaneChannel(&connection, block);
   for (StreamHalf& half : halves_) {

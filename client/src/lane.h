@@ -58,6 +58,10 @@ class Lane {
 
   [[nodiscard]] const LaneCounters& counters() const noexcept { return counters_; }
   [[nodiscard]] LaneBlock* block() const noexcept { return block_; }
+  [[nodiscard]] ModelMapping* mapping() const noexcept { return mapping_; }
+  // Entries that name one of so many device slots are taken for present from now on: the caller can use them.
+  // They come as MOECACHED_DEVICE_SLOT + slot.
+  void use_device_slots(std::uint32_t n) noexcept { n_device_slots_ = n; }
 
  private:
   struct StreamHalf {
@@ -96,6 +100,7 @@ class Lane {
   std::uint32_t stamp_now_ = 0;
   std::vector<std::uint16_t> distinct_;  // in order of appearance, n_distinct_ of them
   std::size_t n_distinct_ = 0;
+  std::uint32_t n_device_slots_ = 0;
 
   // Private slots that the current epoch uses, all in one layer.
   std::uint32_t pinned_layer_ = 0;

@@ -17,13 +17,17 @@ static_assert(static_cast<int>(MOECACHED_KIND_UP_BIAS) == MOECACHED_PART_UP_BIAS
 static_assert(static_cast<int>(MOECACHED_KIND_DOWN_BIAS) == MOECACHED_PART_DOWN_BIAS);
 static_assert(static_cast<int>(MOECACHED_KIND_GATE_UP_BIAS) == MOECACHED_PART_GATE_UP_BIAS);
 
-moecached_status ModelMapping::open(Connection& connection, const ModelFiles& files,
+moecached_status ModelMapping::open(Connection& connection, const ModelFiles& files, const GpuUuid* gpu,
                                     std::unique_ptr<ModelMapping>* out) {
   std::vector<UniqueFd> for_daemon;
   if (const auto status = files.reopen(&for_daemon)) return status;
   const std::string name = files.name();
   Connection::OpenedModel opened;
-  if (const auto status = connection.open_model(name.c_str(), for_daemon, &opened)) return status;
+  if (const auto status = gpu == nullptr
+                              ? connection.open_model(name.c_str(), for_daemon, &opened)
+                              : connection.open_spill_model(name.c_str(), *gpu, for_daemon, &opened)) {
+    return status;
+  }
 
   auto mapping = std::make_unique<ModelMapping>();
   mapping->model_id = opened.model_id;
@@ -43,6 +47,7 @@ moecached_status ModelMapping::open(Connection& connection, const ModelFiles& fi
   facts.pool_bytes = opened.pool_bytes;
   facts.stream_bytes = opened.stream_bytes;
   facts.file_bytes = files.sizes();
+  facts.spills = gpu != nullptr;
   if (const auto status = check_model_segment(mapping->segment, facts, &mapping->layout)) return status;
   if (const auto status = WindowSet::map(mapping->layout, opened.pool, &mapping->windows)) return status;
   for (const LayerLayout& layer : mapping->layout.layers) {
@@ -62,8 +67,10 @@ void LaneCounters::add_to(moecached_counters* sum) const noexcept {
   sum->dropped_records += dropped_records.value();
 }
 
-Model::Model(ModelFiles opened, std::unique_ptr<ModelMapping> first)
-    : files(std::move(opened)), mapping(std::move(first)) {
+Model::Model(ModelFiles opened, const GpuUuid* of_gpu, std::unique_ptr<ModelMapping> first)
+    : files(std::move(opened)),
+      gpu(of_gpu == nullptr ? std::nullopt : std::optional(*of_gpu)),
+      mapping(std::move(first)) {
   for (const LayerLayout& layer : mapping->layout.layers) {
     auto& names = part_names_.emplace_back();
     for (const moecached_shm_part& part : layer.parts) names.emplace_back(part.name);

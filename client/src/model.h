@@ -7,11 +7,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "client/include/moecached/moecached.h"
 #include "client/src/connection.h"
+#include "client/src/gpu_segment.h"
 #include "client/src/model_files.h"
 #include "client/src/resources.h"
 #include "client/src/segments.h"
@@ -31,14 +33,16 @@ struct LayerView {
 
 struct ModelMapping {
   // Sends the files to the daemon and maps what it answers.
+  // gpu: of a model that spills; null: slots in RAM alone.
   [[nodiscard]] static moecached_status open(Connection& connection, const ModelFiles& files,
-                                             std::unique_ptr<ModelMapping>* out);
+                                             const GpuUuid* gpu, std::unique_ptr<ModelMapping>* out);
 
   std::uint32_t model_id = 0;
   ModelLayout layout;
   std::vector<LayerView> views;
   Mapping segment, stream;
   WindowSet windows;
+  std::shared_ptr<void> pinned;  // keeps the windows page-locked for a GPU; goes before them
 };
 
 // Counters of a lane: written by its thread, read by any. Not locked instructions: there is one writer.
@@ -61,7 +65,7 @@ struct LaneCounters {
 // Every member is guarded by the lock of the session, except `files`, which never changes.
 class Model {
  public:
-  Model(ModelFiles opened, std::unique_ptr<ModelMapping> first);
+  Model(ModelFiles opened, const GpuUuid* gpu, std::unique_ptr<ModelMapping> first);
 
   [[nodiscard]] moecached_status layer_info(std::uint32_t layer, moecached_layer_info* out) const;
   [[nodiscard]] moecached_status part_info(std::uint32_t layer, std::uint32_t part,
@@ -70,6 +74,7 @@ class Model {
                                       std::uint32_t* part) const;
 
   const ModelFiles files;
+  const std::optional<GpuUuid> gpu;  // of a model that spills
   std::unique_ptr<ModelMapping> mapping;
   std::uint64_t generation = 1;
   std::vector<Lane*> lanes;

@@ -102,6 +102,31 @@ const char* bad_model(const moecached_shm_model& model, const ModelSegmentFacts&
   return nullptr;
 }
 
+// What follows the model's facts in the segment of a spill model. Null, or what is odd.
+const char* take_spill(const Mapping& segment, SpillWords* out) {
+  const std::uint64_t at = sizeof(moecached_shm_header) + sizeof(moecached_shm_model);
+  if (!fits(at, 1, sizeof(moecached_shm_spill), segment.bytes())) return "spill model segment";
+  out->spill = reinterpret_cast<const moecached_shm_spill*>(segment.data() + at);
+  out->n_arrays = out->spill->n_arrays;
+  const std::uint64_t arrays = out->spill->arrays_offset;
+  if (arrays % alignof(moecached_shm_array) != 0 ||
+      !fits(arrays, out->n_arrays, sizeof(moecached_shm_array), segment.bytes())) {
+    return "arrays of device slots";
+  }
+  out->arrays = reinterpret_cast<const moecached_shm_array*>(segment.data() + arrays);
+  return nullptr;
+}
+
+const char* bad_arrays(const LayerLayout& layout, const SpillWords& spill) {
+  if (!fits(layout.layer.first_array, layout.layer.n_parts, 1, spill.n_arrays)) return "arrays of a layer";
+  if (layout.layer.class_index >= MOECACHED_MAX_LAYERS) return "layers of a slot class";
+  for (std::uint32_t p = 0; p < layout.layer.n_parts; ++p) {
+    if (spill.arrays[layout.layer.first_array + p].expert_bytes != layout.parts[p].expert_bytes)
+      return "experts of an array";
+  }
+  return nullptr;
+}
+
 // They follow the parts. REQUIRES: those lie within a segment.
 std::uint64_t extents_offset(const moecached_shm_model& model) {
   return model.parts_offset + model.n_parts * sizeof(moecached_shm_part);
@@ -201,12 +226,16 @@ moecached_status check_session_segment(const Mapping& segment, const moecached_h
 
 moecached_status check_model_segment(const Mapping& segment, const ModelSegmentFacts& facts,
                                      ModelLayout* out) {
-  if (const auto status = check_header(segment, MOECACHED_SEGMENT_MODEL, facts.boot_epoch)) return status;
+  const auto kind = facts.spills ? MOECACHED_SEGMENT_SPILL_MODEL : MOECACHED_SEGMENT_MODEL;
+  if (const auto status = check_header(segment, kind, facts.boot_epoch)) return status;
   if (segment.bytes() < sizeof(moecached_shm_header) + sizeof(moecached_shm_model))
     return layout_mismatch("model segment");
   std::memcpy(&out->model, segment.data() + sizeof(moecached_shm_header), sizeof out->model);
   const moecached_shm_model& model = out->model;
   if (const char* bad = bad_model(model, facts, segment.bytes())) return layout_mismatch(bad);
+  if (facts.spills) {
+    if (const char* bad = take_spill(segment, &out->spill)) return layout_mismatch(bad);
+  }
 
   out->layers.resize(model.n_layers);
   for (std::uint32_t i = 0; i < model.n_layers; ++i) {
@@ -218,6 +247,9 @@ moecached_status check_model_segment(const Mapping& segment, const ModelSegmentF
     if (const char* bad = take_parts(segment, model, facts.file_bytes, &layout)) return layout_mismatch(bad);
     for (const moecached_shm_part& part : layout.parts) {
       if (const char* bad = bad_part(part, layer, model)) return layout_mismatch(bad);
+    }
+    if (facts.spills) {
+      if (const char* bad = bad_arrays(layout, out->spill)) return layout_mismatch(bad);
     }
     layout.entries =
         reinterpret_cast<const std::int32_t*>(segment.data() + model.table_offset) + layer.table_first;

@@ -55,8 +55,16 @@ struct LayerLayout {
   [[nodiscard]] moecached_shm_extent place(std::uint32_t part, std::uint32_t expert) const;
 };
 
+// Of a spill model, in the mapped segment: the daemon changes it once, see proto/shm/layout.h.
+struct SpillWords {
+  const moecached_shm_spill* spill = nullptr;  // null: the model does not spill
+  const moecached_shm_array* arrays = nullptr;
+  std::uint32_t n_arrays = 0;
+};
+
 struct ModelLayout {
   moecached_shm_model model{};
+  SpillWords spill;
   std::vector<LayerLayout> layers;
   std::uint32_t n_experts_max = 0;  // over all layers
 
@@ -81,6 +89,7 @@ struct ModelSegmentFacts {
   std::uint64_t pool_bytes = 0;  // of the mapped descriptors
   std::uint64_t stream_bytes = 0;
   std::vector<std::uint64_t> file_bytes;  // of the files this process opened
+  bool spills = false;                    // was asked for
 };
 [[nodiscard]] moecached_status check_model_segment(const Mapping& segment, const ModelSegmentFacts& facts,
                                                    ModelLayout* out);

@@ -59,7 +59,7 @@ bool Session::connected() {
   return connection_->check_alive();
 }
 
-moecached_status Session::open_model(std::span<const char* const> paths, Model** out) {
+moecached_status Session::open_model(std::span<const char* const> paths, const GpuUuid* gpu, Model** out) {
   const std::lock_guard lock(mutex_);
   if (!connection_->check_alive()) {
     return fail(MOECACHED_E_UNAVAILABLE, "the daemon of this session is gone: reconnect first");
@@ -67,8 +67,8 @@ moecached_status Session::open_model(std::span<const char* const> paths, Model**
   ModelFiles files;
   if (const auto status = ModelFiles::open(paths, &files)) return status;
   std::unique_ptr<ModelMapping> mapping;
-  if (const auto status = ModelMapping::open(*connection_, files, &mapping)) return status;
-  models_.push_back(std::make_unique<Model>(std::move(files), std::move(mapping)));
+  if (const auto status = ModelMapping::open(*connection_, files, gpu, &mapping)) return status;
+  models_.push_back(std::make_unique<Model>(std::move(files), gpu, std::move(mapping)));
   *out = models_.back().get();
   return MOECACHED_OK;
 }
@@ -175,7 +175,8 @@ moecached_status Session::prepare(Move* move) {
   if (const auto status = Connection::open(options_, &move->connection)) return status;
   for (const auto& model : models_) {
     std::unique_ptr<ModelMapping> mapping;
-    if (const auto status = ModelMapping::open(*move->connection, model->files, &mapping)) return status;
+    const GpuUuid* const gpu = model->gpu ? &*model->gpu : nullptr;
+    if (const auto status = ModelMapping::open(*move->connection, model->files, gpu, &mapping)) return status;
     if (!mapping->layout.same_experts(model->mapping->layout)) {
       return fail(MOECACHED_E_VERSION,
                   "the new daemon describes %s in another way than the last one: restart",

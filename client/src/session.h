@@ -48,7 +48,9 @@ class Session {
   [[nodiscard]] bool connected();
   [[nodiscard]] moecached_status reconnect();
 
-  [[nodiscard]] moecached_status open_model(std::span<const char* const> paths, Model** out);
+  // gpu: of a model that spills; null: slots in RAM alone.
+  [[nodiscard]] moecached_status open_model(std::span<const char* const> paths, const GpuUuid* gpu,
+                                            Model** out);
   void close_model(Model* model);
   [[nodiscard]] moecached_status open_lane(Model& model, Lane** out);
   void close_lane(Model& model, Lane* lane);

@@ -17,6 +17,7 @@ enum class FaultCode : std::uint8_t {
   kUnsupported,  // this kernel, file system or machine cannot
   kSystem,       // a system call failed
   kChanged,      // a file is not the one it was
+  kSpill,        // RAM is not to hold every expert of a model: ask for one of which it holds a part
 };
 
 struct Fault {

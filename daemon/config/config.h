@@ -20,6 +20,11 @@ struct SlotsSpec {
   double value = 0;
 };
 
+// Where the experts of a model on a GPU are. Covered: RAM holds every one of them, VRAM a second copy of
+// those used most. Spill: an expert is in VRAM, or in the RAM of the pool, or only on disk. Auto: covered, if
+// that much memory can be pinned.
+enum class GpuMode : std::uint8_t { kAuto, kCovered, kSpill };
+
 // What models on GPUs may take. Device slots are added after a client's first graph, so that its own buffers
 // come first.
 struct GpuOptions {
@@ -28,6 +33,7 @@ struct GpuOptions {
   std::uint64_t bytes = 0;               // device memory for slots, each GPU; 0: no limit of its own
   std::uint64_t keep_free = 1ull << 30;  // device memory that stays free
   SlotScope scope = SlotScope::kLayer;
+  GpuMode mode = GpuMode::kAuto;
   bool peers = true;  // GPUs read each other's slots
   std::string policy = "ewma";
   std::uint32_t max_slowdown_percent =

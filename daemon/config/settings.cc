@@ -87,6 +87,20 @@ Result<bool> parse_bool(std::string_view text) {
   return invalid("must be true or false");
 }
 
+constexpr std::pair<std::string_view, GpuMode> kModes[] = {
+    {"auto", GpuMode::kAuto}, {"covered", GpuMode::kCovered}, {"spill", GpuMode::kSpill}};
+
+Status parse_mode(std::string_view text, GpuMode* out) {
+  const auto found = std::ranges::find(kModes, text, [](const auto& mode) { return mode.first; });
+  if (found == std::end(kModes)) return invalid("must be auto, covered or spill");
+  *out = found->second;
+  return ok();
+}
+
+std::string print_mode(GpuMode mode) {
+  return std::string(std::ranges::find(kModes, mode, [](const auto& known) { return known.second; })->first);
+}
+
 Status parse_choice(std::string_view text, std::initializer_list<std::string_view> choices,
                     std::string* out) {
   if (std::ranges::find(choices, text) == choices.end()) {
@@ -328,6 +342,12 @@ constexpr std::array kSettings = {
             "the layers that need them (layer)",
             [](C& c, T t) { return parse_scope(t, &c.gpu.scope); },
             [](const C& c) { return print_scope(c.gpu.scope); }},
+    Setting{
+        "gpu.mode", "", kText, "auto|covered|spill",
+        "covered: RAM holds every expert of a model on a GPU; spill: experts are in VRAM, in the RAM of the "
+        "pool, or on disk; auto: covered if there is the memory for it (auto)",
+        [](C& c, T t) { return parse_mode(t, &c.gpu.mode); },
+        [](const C& c) { return print_mode(c.gpu.mode); }},
     Setting{"gpu.peers", "", kBool, "BOOL",
             "GPUs that compute the same model read each other's slots, where that is faster than RAM (true)",
             [](C& c, T t) { return store(parse_bool(t), &c.gpu.peers); },

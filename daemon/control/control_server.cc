@@ -43,6 +43,7 @@ grpc::StatusCode code_of(FaultCode code) {
     // Not UNIMPLEMENTED: that is how gRPC says that a method does not exist, and an old daemon must be told
     // apart.
     case FaultCode::kUnsupported:
+    case FaultCode::kSpill:
       return grpc::StatusCode::FAILED_PRECONDITION;
     case FaultCode::kSystem:
       return grpc::StatusCode::INTERNAL;
@@ -152,7 +153,8 @@ class ControlService final : public Control::Service {
   GrpcStatus SetPolicy(grpc::ServerContext* context, const SetPolicyRequest* request,
                        Policy* response) override {
     return answer(context, [&] {
-      const Result<std::string> parsed = daemon_.set_policy({.model = request->model(), .tier = request->tier()}, request->spec());
+      const Result<std::string> parsed =
+          daemon_.set_policy({.model = request->model(), .tier = request->tier()}, request->spec());
       if (!parsed) return status_of(parsed.error());
       response->set_model(request->model());
       response->set_tier(request->tier());

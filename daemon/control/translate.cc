@@ -34,8 +34,11 @@ void add_layer(const LayerReport& layer, control::v1::Counters* to) {
   to->set_prefetch_late(to->prefetch_late() + layer.prefetch_late);
   to->set_prefetch_wasted(to->prefetch_wasted() + layer.prefetch_wasted);
   to->set_prefetch_regretted(to->prefetch_regretted() + layer.prefetch_regretted);
-  to->set_resident(to->resident() + layer.resident);
-  to->set_slots(to->slots() + layer.n_slots);
+  to->set_device_hits(to->device_hits() + layer.device_hits);
+  to->set_rises(to->rises() + layer.rises);
+  to->set_swaps(to->swaps() + layer.swaps);
+  to->set_resident(to->resident() + layer.resident + layer.device_resident);
+  to->set_slots(to->slots() + layer.n_slots + layer.device_slots);
   to->set_experts(to->experts() + layer.n_experts);
 }
 
@@ -49,6 +52,7 @@ void add_model(const ModelReport& model, control::v1::Counters* to) {
   to->set_bytes_in_place(to->bytes_in_place() + model.bytes_in_place);
   to->set_peer_hits(to->peer_hits() + model.peer_hits);
   to->set_bytes_from_peers(to->bytes_from_peers() + model.bytes_from_peers);
+  to->set_bytes_demoted(to->bytes_demoted() + model.bytes_demoted);
   to->set_epochs(to->epochs() + model.epochs);
 }
 
@@ -102,6 +106,8 @@ void translate(const ModelReport& from, control::v1::Model* to) {
   for (const std::string& peer : from.peers) to->add_peers(peer);
   to->set_peer_hits(from.peer_hits);
   to->set_bytes_from_peers(from.bytes_from_peers);
+  to->set_spills(from.spills);
+  to->set_bytes_demoted(from.bytes_demoted);
   to->set_prefetch(from.prefetch);
   for (const LayerReport& layer : from.layers) {
     control::v1::Layer* out = to->add_layers();
@@ -124,6 +130,11 @@ void translate(const ModelReport& from, control::v1::Model* to) {
     out->set_prefetch_late(layer.prefetch_late);
     out->set_prefetch_wasted(layer.prefetch_wasted);
     out->set_prefetch_regretted(layer.prefetch_regretted);
+    out->set_device_slots(layer.device_slots);
+    out->set_device_resident(layer.device_resident);
+    out->set_device_hits(layer.device_hits);
+    out->set_rises(layer.rises);
+    out->set_swaps(layer.swaps);
   }
   for (const LeftOutReport& left_out : from.left_out) {
     control::v1::LeftOut* out = to->add_left_out();

@@ -71,9 +71,11 @@ class Core {
     std::vector<FileId> files;
     std::uint32_t direct_alignment = 0;
     std::uint64_t bytes_max = std::numeric_limits<std::uint64_t>::max();  // what the user may still take
+    Gpu* gpu = nullptr;                                                   // of a spill model
   };
-  // session: who asks, whose user's limits count; 0: the control plane.
-  Result<ModelFiles> begin_model(std::vector<UniqueFd> shards, SessionId session);
+  // session: who asks, whose user's limits count; 0: the control plane. gpu: of a spill model; a model in RAM
+  // alone is another one.
+  Result<ModelFiles> begin_model(std::vector<UniqueFd> shards, SessionId session, Gpu* gpu = nullptr);
   Result<std::shared_ptr<SharedModel>> finish_model(ModelFiles files, Result<ModelLayout> layout,
                                                     std::string name, WarmStart warm);
   // Returns the stream segment of this model in this session: `stream`, or the one of an earlier open.
@@ -98,6 +100,8 @@ class Core {
   // The model, if the session has opened it.
   [[nodiscard]] std::shared_ptr<GpuModel> gpu_model_of(SessionId session, std::uint32_t model) const;
   [[nodiscard]] GpuService& gpu() { return gpu_; }
+  // The same for a spill model.
+  [[nodiscard]] std::shared_ptr<SharedModel> spill_model_of(SessionId session, std::uint32_t model) const;
   Status add_session(const std::shared_ptr<Session>& session);
   void session_hung_up(SessionId session);
 
@@ -190,6 +194,15 @@ class Core {
   [[nodiscard]] std::uint64_t hits_of(const Lane& lane, LayerIndex layer) const;
   void prewarm_for_label(ModelId model, const std::string& label);
   void finish_stream(const ReadTable::StreamDone& done);
+  // -- spill models (core_spill.cc)
+  void turn_device_slots(std::uint64_t now);
+  void device_work_done(SharedModel& model, const VramSlots::Done& done, std::uint64_t now);
+  void add_device_slots(const std::shared_ptr<SharedModel>& model, std::uint64_t now);
+  void device_slots_added(SharedModel& model, std::uint64_t now);
+  void open_device_slots(SharedModel& model);
+  void rise(Lane& lane, const LaneMessage& message, Phase phase);
+  void start_device_copy(SharedModel& model, const Command& command);
+  void spill_findings(const ModelReport& model, const std::string& subject, std::vector<Finding>* out) const;
   static void answer_stream(Lane& lane, std::uint32_t half, std::uint32_t seq, GrantStatus status);
   void grant(Lane& lane, std::uint32_t seq, GrantStatus status);
   [[nodiscard]] UserUse use_of(std::uint32_t uid) const;
@@ -202,6 +215,7 @@ class Core {
   void release_session(SessionState& state);
   [[nodiscard]] Lane* find_lane(std::uint64_t key);
   [[nodiscard]] std::shared_ptr<SharedModel> find_model(ModelId id) const;
+  [[nodiscard]] std::shared_ptr<SharedModel> find_model(const ModelFiles& files) const;  // with these files
   [[nodiscard]] std::uint64_t reserved_bytes() const;
   [[nodiscard]] static bool is_stalled(const Lane& lane);
   Result<ModelFiles> add_files(std::vector<UniqueFd> shards, ModelFiles out);
@@ -248,6 +262,7 @@ class Core {
   std::vector<ReadTable::SlotDone> slot_done_;
   std::vector<ReadTable::StreamDone> stream_done_;
   std::vector<ReadTable::BulkDone> bulk_done_;
+  std::vector<VramSlots::Done> device_done_;
   std::vector<Session*> session_list_;
   std::vector<GraceTicket> tickets_, grace_done_;
   std::vector<GraceLane> grace_lanes_;

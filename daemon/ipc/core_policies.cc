@@ -32,7 +32,11 @@ Result<std::string> Core::set_policy(const PolicyTarget& target, const std::stri
     return invalid(std::move(text));
   }
   const auto is_there = [&](const std::string& device) { return on_any_gpu || device == target.tier; };
-  if (target.model != 0 && in_ram != (gpu_model == nullptr)) {
+  const auto spills = [this](std::uint32_t id) {
+    const auto found = models_.find(id);
+    return found != models_.end() && found->second->device() != nullptr;
+  };
+  if (target.model != 0 && in_ram != (gpu_model == nullptr) && !spills(target.model)) {
     return invalid("model " + std::to_string(target.model) + " is " + (gpu_model ? "on a GPU" : "in RAM") +
                    ", not in tier '" + target.tier + "': leave the tier out");
   }
@@ -52,7 +56,16 @@ Result<std::string> Core::set_policy(const PolicyTarget& target, const std::stri
       if (model.device != "host" && is_there(model.device)) meant.emplace_back(model.id);
     }
   }
-  const Status set = in_ram ? brain_.set_policy(meant, spec) : gpu_.set_policy(meant, spec);
+  Status set = ok();
+  if (in_ram) {
+    set = brain_.set_policy(meant, spec);
+  } else {
+    // Whether a spec can be made was checked, so neither half can fail behind the other.
+    const auto above =
+        std::stable_partition(meant.begin(), meant.end(), [&](ModelId id) { return !spills(id.value); });
+    set = brain_.set_device_policy(std::span(above, meant.end()), spec);
+    if (set) set = gpu_.set_policy(std::span(meant.begin(), above), spec);
+  }
   if (!set) return Fault(set.error());
   if (target.model == 0 && in_ram) config_.policy = spec;
   if (target.model == 0 && on_any_gpu) config_.gpu.policy = spec;
@@ -81,7 +94,14 @@ std::vector<PolicyReport> Core::policy_reports() const {
   if (gpu_.has_devices())
     out.push_back({.tier = "gpu", .model = 0, .name = {}, .device = {}, .spec = config_.gpu.policy});
   for (const ModelReport& model : model_reports()) {
-    out.push_back({.tier = model.device == "host" ? "ram" : "gpu",
+    if (model.spills) {
+      out.push_back({.tier = "gpu",
+                     .model = model.id,
+                     .name = model.name,
+                     .device = model.device,
+                     .spec = brain_.device_policy(ModelId(model.id))});
+    }
+    out.push_back({.tier = model.device == "host" || model.spills ? "ram" : "gpu",
                    .model = model.id,
                    .name = model.name,
                    .device = model.device,

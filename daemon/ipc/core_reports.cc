@@ -40,6 +40,13 @@ std::vector<ModelReport> Core::model_reports() const {
     report.streamed_bytes = model->streamed_bytes;
     report.prefetch = name_of(brain_.prefetch(model->id()));
     report.coming = brain_.coming(model->id());
+    if (const VramSlots* device = model->device()) {
+      report.spills = true;
+      report.device = to_string(device->gpu().id());
+      report.device_bytes = device->n_slots() == 0 ? 0 : device->bytes_for(device->n_slots());
+      report.bytes_uploaded = device->bytes_up;
+      report.bytes_demoted = device->bytes_down;
+    }
     const std::span<const LayerCounters> counters = brain_.counters(model->id());
     for (std::size_t l = 0; l < layout.layers.size(); ++l) {
       const LayerCounters& c = counters[l];
@@ -58,6 +65,11 @@ std::vector<ModelReport> Core::model_reports() const {
            .read_failures = c.read_failures,
            .leases = c.leases,
            .leases_queued = c.leases_queued,
+           .device_slots = brain_.device_slots(model->id(), LayerIndex(static_cast<std::uint32_t>(l))),
+           .device_resident = brain_.device_resident(model->id(), LayerIndex(static_cast<std::uint32_t>(l))),
+           .device_hits = c.device_hits,
+           .rises = c.rises,
+           .swaps = c.swaps,
            .prefetched = c.prefetched,
            .prefetch_used = c.prefetch_used,
            .prefetch_late = c.prefetch_late,
@@ -152,6 +164,37 @@ StatusReport Core::status_report() const {
   return report;
 }
 
+// A model that spills waits for the disk. Where that is often, computing on the CPU from what RAM holds may
+// be faster.
+void Core::spill_findings(const ModelReport& model, const std::string& subject,
+                          std::vector<Finding>* out) const {
+  const VramSlots& device = *models_.at(model.id)->device();
+  std::uint64_t experts = 0, in_vram = 0, in_ram = 0, lookups = 0, misses = 0;
+  for (const LayerReport& layer : model.layers) {
+    experts += layer.n_experts;
+    in_vram += layer.device_slots;
+    in_ram += layer.n_slots;
+    lookups += layer.lookups;
+    misses += layer.misses;
+  }
+  const auto percent = [](std::uint64_t part, std::uint64_t all) {
+    return std::to_string(all == 0 ? 0 : part * 100 / all) + " %";
+  };
+  out->push_back({"note", subject,
+                  "spills: slots in VRAM for " + percent(in_vram, experts) + " of its experts, in RAM for " +
+                      percent(in_ram, experts) + ", the others are read from disk as they are needed"});
+  if (device.is_lost)
+    out->push_back({"error", subject, "its GPU is lost; restart the daemon once it is back"});
+  if (!device.note.empty()) out->push_back({"warning", subject, device.note});
+  if (lookups > 10'000 && misses * 20 > lookups) {
+    out->push_back(
+        {"warning", subject,
+         percent(misses, lookups) +
+             " of the lookups waited for the disk, which may be slower than llama.cpp's --cpu-moe: raise "
+             "pool.bytes, gpu.slots or gpu.bytes"});
+  }
+}
+
 std::vector<Finding> Core::findings() const {
   std::vector<Finding> out;
   const SsdStats ssd = ssd_->stats();
@@ -170,7 +213,7 @@ std::vector<Finding> Core::findings() const {
                        ". Choose another policy, or mend the library"});
   }
   for (const ModelReport& model : model_reports()) {
-    if (model.device != "host") continue;
+    if (model.device != "host" && !model.spills) continue;
     const std::string subject = "model " + std::to_string(model.id) + " (" + model.name + ")";
     if (model.changed_on_disk) {
       out.push_back({"error", subject,
@@ -197,6 +240,7 @@ std::vector<Finding> Core::findings() const {
                      "only " + std::to_string(hits * 100 / lookups) +
                          " % of the lookups hit: a larger pool.bytes would help"});
     }
+    if (model.spills) spill_findings(model, subject, &out);
   }
   for (const SessionReport& session : session_reports()) {
     const std::string subject = "session " + std::to_string(session.id) + " (" + session.label + ")";

@@ -174,19 +174,16 @@ Status Core::may_pin(SessionId session, std::uint64_t bytes, const ExpertRam* sh
   return may_open(*it->second.session, 0, {.bytes = bytes});
 }
 
-Result<Core::ModelFiles> Core::begin_model(std::vector<UniqueFd> shards, SessionId session) {
+Result<Core::ModelFiles> Core::begin_model(std::vector<UniqueFd> shards, SessionId session, Gpu* gpu) {
   ModelFiles out;
+  out.gpu = gpu;
   for (const UniqueFd& shard : shards) {
     auto identity = file_identity(shard.get());
     if (!identity) return std::move(identity).error();
     out.identity.push_back(*identity);
   }
-  for (const auto& [id, model] : models_) {
-    if (!model->changed_on_disk && std::ranges::equal(model->identity(), out.identity)) {
-      out.existing = model;
-      return out;
-    }
-  }
+  out.existing = find_model(out);
+  if (out.existing) return out;
   if (const auto it = sessions_.find(session.value); it != sessions_.end()) {
     // Before anything makes room for it.
     if (Status may = may_open(*it->second.session, 0, {.files = shards.size()}); !may)
@@ -308,14 +305,14 @@ Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result
   };
   if (!layout) return fail(std::move(layout).error());
   // Another client may have brought the same model while the layout was read.
-  for (const auto& [id, model] : models_) {
-    if (!model->changed_on_disk && std::ranges::equal(model->identity(), files.identity)) {
-      for (const FileId file : files.files) ssd_->remove_file(file);
-      return model;
-    }
+  if (auto model = find_model(files)) {
+    for (const FileId file : files.files) ssd_->remove_file(file);
+    return model;
   }
   // A model nobody uses makes room for one that somebody wants; the one idle for longest goes first.
-  if (config_.slot_scope == SlotScope::kGlobal) align_slots_to_pages(*layout);
+  // Slots that are copied to a GPU and back are pinned: they have no holes to trade with.
+  const SlotScope scope = files.gpu != nullptr ? SlotScope::kLayer : config_.slot_scope;
+  if (scope == SlotScope::kGlobal) align_slots_to_pages(*layout);
   Result<std::vector<std::uint32_t>> slots = Fault{};
   for (;;) {
     const std::uint64_t reserved = reserved_bytes();
@@ -340,15 +337,25 @@ Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result
                                      .files = files.files,
                                      .layout = *std::move(layout),
                                      .n_slots = *std::move(slots),
-                                     .scope = config_.slot_scope,
+                                     .scope = scope,
                                      .stream_half = half,
-                                     .boot_epoch = boot_epoch_};
+                                     .boot_epoch = boot_epoch_,
+                                     .gpu = files.gpu};
   auto model = SharedModel::create(std::move(parameters), *device_);
   if (!model) return fail(std::move(model).error());
   ModelShape shape = (*model)->shape();
   shape.policy = config_.policy;
+  shape.device_policy = config_.gpu.policy;
   shape.prefetch = config_.prefetch != "off";
-  if (auto added = brain_.add_model((*model)->id(), shape); !added) return fail(std::move(added).error());
+  if (const VramSlots* device = (*model)->device()) {
+    // Waking is all that is asked of it: the turn looks at every queue.
+    if (auto added = epoll_.add(device->event_fd(), EPOLLIN, std::uint64_t{1} << 2 | kWakePost); !added)
+      return fail(std::move(added).error());
+  }
+  if (auto added = brain_.add_model((*model)->id(), shape); !added) {
+    if (const VramSlots* device = (*model)->device()) epoll_.remove(device->event_fd());
+    return fail(std::move(added).error());
+  }
   ++next_model_id_;
   (*model)->last_used = turn_;
   if (std::vector<SlotWindow> traded = (*model)->traded_slots(); !traded.empty()) {
@@ -407,6 +414,7 @@ void Core::erase_model(std::uint32_t id) {
     drain_reads();
     std::this_thread::yield();
   }
+  if (const VramSlots* device = model->device()) epoll_.remove(device->event_fd());
   ssd_->unregister_region(model->pool().host_view());
   for (const FileId file : model->files()) ssd_->remove_file(file);
 }

@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "daemon/ipc/policy_loader.h"
+#include "daemon/ipc/register_model.h"
 #include "daemon/warmth/prewarm_source.h"
 
 namespace moecached {

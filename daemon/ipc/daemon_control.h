@@ -21,6 +21,9 @@ struct LayerReport {
   std::uint64_t slot_bytes = 0;
   std::uint64_t lookups = 0, hits = 0, misses = 0, insertions = 0, evictions = 0, read_failures = 0;
   std::uint64_t leases = 0, leases_queued = 0;
+  // Of a model that spills: resident are those in RAM, hits those in either.
+  std::uint32_t device_slots = 0, device_resident = 0;
+  std::uint64_t device_hits = 0, rises = 0, swaps = 0;
   std::uint64_t prefetched = 0, prefetch_used = 0, prefetch_late = 0, prefetch_wasted = 0,
                 prefetch_regretted = 0;
 };
@@ -46,9 +49,11 @@ struct ModelReport {
   std::uint32_t coming = 0;      // experts that wait for a slot or are being read
   // On a GPU: pool_bytes is pinned memory, lookups and hits are of device slots that kernels read.
   std::string device = "host";       // or the GPU's UUID
+  bool spills = false;               // VRAM and RAM (pool_bytes) hold a part of it
   bool loading = false;              // pinned memory does not hold every expert yet
   std::uint64_t device_bytes = 0;    // device memory for slots
   std::uint64_t bytes_uploaded = 0;  // into device slots
+  std::uint64_t bytes_demoted = 0;   // out of device slots into RAM
   std::uint64_t upload_ns = 0;       // time in which copies to this GPU were under way, of all its models
   std::uint64_t bytes_in_place = 0;  // of missing experts, read by kernels over the link
   // Slots on other GPUs that its kernels read; those hits are part of hits.

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "daemon/ipc/register_model.h"
+
 namespace moecached {
 
 GpuOpener::GpuOpener(const Config& config, Core& core, std::uint64_t boot_epoch, std::function<void()> wake)
@@ -57,7 +59,35 @@ void GpuOpener::run() {
   }
 }
 
+Result<GpuOpener::Opened> GpuOpener::open_spill(Request& request) {
+  if (config_.gpu.mode == GpuMode::kCovered)
+    return Fault{FaultCode::kUnsupported, "gpu.mode is covered: no model spills"};
+  auto gpu = core_.gpu().find_gpu(request.gpu);
+  if (!gpu) return std::move(gpu).error();
+  auto model = register_model(core_, std::move(request.shards), request.name, request.session, *gpu);
+  if (!model) return std::move(model).error();
+  // This thread alone makes them, so nobody has the model before it is prepared.
+  if (VramSlots& device = *(*model)->device(); !device.is_prepared()) {
+    if (Status done = device.prepare((*model)->pool().host_view()); !done) {
+      const std::uint32_t id = (*model)->id().value;
+      model->reset();
+      (void)core_.call([id](Core& core) { return core.drop_model(id); });
+      return std::move(done).error();
+    }
+  }
+  auto stream = make_stream_segment(**model);
+  if (!stream) return std::move(stream).error();
+  auto opened = core_.call(
+      [&](Core& core) { return core.open_in_session(request.session, *model, *std::move(stream)); });
+  if (!opened) return std::move(opened).error();
+  Opened out;
+  out.spill = *std::move(model);
+  out.stream = *std::move(opened);
+  return out;
+}
+
 Result<GpuOpener::Opened> GpuOpener::open(Request& request) {
+  if (request.spill) return open_spill(request);
   auto model = make_model(request);
   if (!model) return std::move(model).error();
   auto log = make_log_segment(**model);
@@ -71,12 +101,13 @@ Result<GpuOpener::Opened> GpuOpener::open(Request& request) {
   if (!opened) return std::move(opened).error();
   auto table = (*model)->share_table();
   if (!table) return std::move(table).error();
-  return Opened{*std::move(model), *std::move(opened), *std::move(table)};
+  return Opened{*std::move(model), *std::move(opened), *std::move(table), {}, {}};
 }
 
 Result<std::shared_ptr<GpuModel>> GpuOpener::make_model(Request& request) {
   auto gpu = core_.gpu().find_gpu(request.gpu);
   if (!gpu) return std::move(gpu).error();
+  if (config_.gpu.mode == GpuMode::kSpill) return Fault{FaultCode::kSpill, "gpu.mode is spill"};
   // The SSD tier takes the given descriptors; the layout is read from duplicates.
   std::vector<UniqueFd> readers;
   std::vector<int> fds;
@@ -114,6 +145,8 @@ Result<std::shared_ptr<GpuModel>> GpuOpener::make_model(Request& request) {
                                begun->id, **gpu);
     } while (!model && model.error().code == FaultCode::kLimit &&
              core_.call([](Core& core) { return core.drop_idle_gpu_model(); }));
+    if (!model && model.error().code == FaultCode::kLimit && config_.gpu.mode == GpuMode::kAuto)
+      model = Fault{FaultCode::kSpill, std::move(model).error().text};
     warm = core_.warmth().load(*layout, begun->files.identity);
   }
   return core_.call(

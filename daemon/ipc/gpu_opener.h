@@ -31,6 +31,7 @@ class GpuOpener {
     std::vector<UniqueFd> shards;
     std::string name;
     GpuId gpu;
+    bool spill = false;  // VRAM and RAM hold a part of it
     bool reads_peers = false;
     std::string no_peers_reason;
   };
@@ -38,6 +39,9 @@ class GpuOpener {
     std::shared_ptr<GpuModel> model;
     std::shared_ptr<Memfd> log;
     UniqueFd table;
+    // Of one that spills, instead:
+    std::shared_ptr<SharedModel> spill;
+    std::shared_ptr<Memfd> stream;
   };
   struct Done {
     int connection = -1;
@@ -58,6 +62,7 @@ class GpuOpener {
  private:
   void run();
   Result<Opened> open(Request& request);
+  Result<Opened> open_spill(Request& request);
   Result<std::shared_ptr<GpuModel>> make_model(Request& request);
 
   const Config& config_;

@@ -77,6 +77,14 @@ void GpuService::report(Session& session, SessionReport* out) const {
   }
 }
 
+std::uint64_t GpuService::device_bytes(const Gpu& gpu) const {
+  std::uint64_t bytes = 0;
+  for (const auto& [id, entry] : models_) {
+    if (entry->device->gpu.get() == &gpu) bytes += entry->model->device_bytes();
+  }
+  return bytes;
+}
+
 void GpuService::report_devices(std::vector<std::string>* devices) const {
   for (const auto& device : devices_) devices->push_back(to_string(device->gpu->id()));
 }

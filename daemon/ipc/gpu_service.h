@@ -87,6 +87,10 @@ class GpuService {
   void report_devices(std::vector<std::string>* devices) const;
   void findings(std::vector<Finding>* out) const;
 
+  [[nodiscard]] std::uint64_t device_bytes(const Gpu& gpu) const;  // of all its models
+  // Tests that compare must notice that slots are reused while they are read.
+  [[nodiscard]] bool tests_without_grace() const { return test_no_grace_; }
+
  private:
   struct Device;
   struct Entry;

@@ -64,6 +64,17 @@ HandleMessage read_gpu_open(std::span<const std::byte> packet, std::size_t n_fds
   return message;
 }
 
+HandleMessage read_spill_open(std::span<const std::byte> packet, std::size_t n_fds) {
+  moecached_handle_spill_open open{};
+  if (!copy_whole(packet, &open) || !are_shards(n_fds))
+    return refused("malformed spill-open: " + expected_files());
+  GpuOpenMessage message;
+  message.name = text_of(open.name);
+  message.spill = true;
+  std::ranges::copy(open.uuid, message.uuid.begin());
+  return message;
+}
+
 HandleMessage read_gpu_probe(std::span<const std::byte> packet, std::size_t n_fds) {
   moecached_handle_gpu_probe probe{};
   if (!copy_whole(packet, &probe) || n_fds != 0) return refused("malformed gpu-probe");
@@ -95,6 +106,7 @@ HandleMessage read_handle_message(std::span<const std::byte> packet, std::size_t
   HandleMessage (*read)(std::span<const std::byte>, std::size_t) = nullptr;
   if (header.type == MOECACHED_HANDLE_MODEL_OPEN) read = read_model_open;
   if (header.type == MOECACHED_HANDLE_GPU_OPEN) read = read_gpu_open;
+  if (header.type == MOECACHED_HANDLE_SPILL_OPEN) read = read_spill_open;
   if (header.type == MOECACHED_HANDLE_GPU_PROBE) read = read_gpu_probe;
   if (header.type == MOECACHED_HANDLE_GPU_FETCH) read = read_gpu_fetch;
   if (read == nullptr) return refused("unknown message type " + std::to_string(header.type));

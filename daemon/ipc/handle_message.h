@@ -24,6 +24,7 @@ struct ModelOpenMessage {  // with the descriptors of 1 to MOECACHED_MAX_FILES s
 struct GpuOpenMessage {  // the same, on a GPU
   std::string name;
   std::array<std::uint8_t, MOECACHED_UUID_BYTES> uuid{};
+  bool spill = false;        // VRAM and RAM hold a part of it
   bool reads_peers = false;  // slots of other GPUs; else the reason says why not
   std::string no_peers_reason;
 };

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "daemon/ipc/register_model.h"
 #include "daemon/platform/pidfd.h"
 
 namespace moecached {
@@ -42,6 +43,8 @@ moecached_handle_error_code code_of(const Fault& fault) {
     case FaultCode::kNotFound:
     case FaultCode::kChanged:
       return MOECACHED_ERROR_MODEL;
+    case FaultCode::kSpill:
+      return MOECACHED_ERROR_SPILL;
     case FaultCode::kUnsupported:
     case FaultCode::kSystem:
       return MOECACHED_ERROR_SYSTEM;
@@ -63,27 +66,6 @@ std::uint64_t now_ms() {
 }
 
 }  // namespace
-
-Result<std::shared_ptr<SharedModel>> register_model(Core& core, std::vector<UniqueFd> shards,
-                                                    std::string name, SessionId session) {
-  // The SSD tier takes the given descriptors; the layout is read from duplicates.
-  std::vector<UniqueFd> readers;
-  std::vector<int> fds;
-  for (const UniqueFd& shard : shards) {
-    readers.emplace_back(::fcntl(shard.get(), F_DUPFD_CLOEXEC, 0));
-    if (!readers.back()) return system_fault("duplicating a model's descriptor", errno);
-    fds.push_back(readers.back().get());
-  }
-  auto files = core.call([&](Core& c) { return c.begin_model(std::move(shards), session); });
-  if (!files) return std::move(files).error();
-  if (files->existing) return files->existing;
-  Result<ModelLayout> layout = read_model_layout(fds, {.direct_alignment = files->direct_alignment});
-  WarmStart warm;
-  if (layout) warm = core.warmth().load(*layout, files->identity);
-  return core.call([&](Core& c) {
-    return c.finish_model(*std::move(files), std::move(layout), std::move(name), std::move(warm));
-  });
-}
 
 Result<std::unique_ptr<HandleServer>> HandleServer::start(const Config& config, Core& core,
                                                           const FileRoots& roots, std::uint64_t boot_epoch) {
@@ -304,16 +286,23 @@ bool HandleServer::open_model(Connection& connection, const ModelOpenMessage& op
   auto opened = core_.call(
       [&](Core& core) { return core.open_in_session(connection.session->id(), *model, *std::move(stream)); });
   if (!opened) return refuse(opened.error());
+  return send_opened(connection, **model, **opened, open.name);
+}
+
+bool HandleServer::send_opened(Connection& connection, const SharedModel& model, const Memfd& stream,
+                               std::string_view name) {
   moecached_handle_model_opened reply{};
   reply.header = header_of(MOECACHED_HANDLE_MODEL_OPENED, sizeof reply, 3);
-  reply.model_id = (*model)->id().value;
-  reply.model_bytes = (*model)->segment_bytes();
-  reply.pool_bytes = (*model)->pool().bytes();
-  reply.stream_bytes = (*opened)->bytes().size();
-  const int handles[] = {(*model)->segment_fd(), (*model)->pool().export_fd(), (*opened)->fd()};
-  if (!delivered(send_packet(socket, std::as_bytes(std::span(&reply, 1)), handles))) return false;
-  spdlog::info("model opened session={} model={} name={} pool_bytes={}", connection.session->id().value,
-               reply.model_id, open.name, (*model)->pool().bytes_backed_max());
+  reply.model_id = model.id().value;
+  reply.model_bytes = model.segment_bytes();
+  reply.pool_bytes = model.pool().bytes();
+  reply.stream_bytes = stream.bytes().size();
+  const int handles[] = {model.segment_fd(), model.pool().export_fd(), stream.fd()};
+  if (!delivered(send_packet(connection.socket.get(), std::as_bytes(std::span(&reply, 1)), handles)))
+    return false;
+  spdlog::info("model opened session={} model={} name={} pool_bytes={}{}", connection.session->id().value,
+               reply.model_id, name, model.pool().bytes_backed_max(),
+               model.device() == nullptr ? "" : " gpu=" + to_string(model.device()->gpu().id()));
   return true;
 }
 
@@ -329,6 +318,7 @@ bool HandleServer::open_gpu_model(Connection& connection, const GpuOpenMessage& 
                              .shards = std::move(fds),
                              .name = open.name,
                              .gpu = {.uuid = open.uuid},
+                             .spill = open.spill,
                              .reads_peers = open.reads_peers,
                              .no_peers_reason = open.no_peers_reason};
   // Answered by gpu_opened; until then nothing more is read from this client.
@@ -367,6 +357,10 @@ void HandleServer::gpu_opened(GpuOpener::Done& done) {
     return;
   }
   const GpuOpener::Opened& opened = *done.opened;
+  if (opened.spill != nullptr) {
+    if (!send_opened(connection, *opened.spill, *opened.stream, done.name)) close(socket);
+    return;
+  }
   moecached_handle_gpu_opened reply{};
   reply.header = header_of(MOECACHED_HANDLE_GPU_OPENED, sizeof reply, 3);
   reply.model_id = opened.model->id().value;
@@ -398,16 +392,26 @@ bool HandleServer::probe(Connection& connection, const GpuProbeMessage& request)
 
 bool HandleServer::fetch(Connection& connection, const GpuFetchMessage& request) {
   const int socket = connection.socket.get();
-  const std::shared_ptr<GpuModel> model =
-      core_.call([&](Core& core) { return core.gpu_model_of(connection.session->id(), request.model_id); });
-  if (!model) {
+  const SessionId session = connection.session->id();
+  std::shared_ptr<GpuModel> model;
+  std::shared_ptr<SharedModel> spill;
+  std::uint32_t limit = 0;
+  const bool host = request.memory == MOECACHED_GPU_MEMORY_HOST;
+  const bool array = request.memory == MOECACHED_GPU_MEMORY_ARRAY;
+  if (array) {
+    spill = core_.call([&](Core& core) { return core.spill_model_of(session, request.model_id); });
+    if (spill && spill->device()->n_slots() > 0)
+      limit = static_cast<std::uint32_t>(spill->device()->n_arrays());
+  } else {
+    model = core_.call([&](Core& core) { return core.gpu_model_of(session, request.model_id); });
+    if (model) limit = host ? model->n_parts() : model->n_chunks();
+  }
+  if (!model && !spill) {
     send_error(socket, MOECACHED_ERROR_MODEL,
                "model " + std::to_string(request.model_id) + " is not open here");
     return true;
   }
-  const bool host = request.memory == MOECACHED_GPU_MEMORY_HOST;
-  const std::uint32_t limit = host ? model->n_parts() : model->n_chunks();
-  if ((!host && request.memory != MOECACHED_GPU_MEMORY_CHUNK) || !request.lies_within(limit)) {
+  if ((!host && !array && request.memory != MOECACHED_GPU_MEMORY_CHUNK) || !request.lies_within(limit)) {
     send_error(socket, MOECACHED_ERROR_MESSAGE,
                "gpu-fetch of " + std::to_string(request.count) + " handles from " +
                    std::to_string(request.first) + ": there are " + std::to_string(limit));
@@ -416,7 +420,7 @@ bool HandleServer::fetch(Connection& connection, const GpuFetchMessage& request)
   std::vector<UniqueFd> shared;
   std::vector<int> handles;
   for (std::uint32_t i = request.first; i < request.first + request.count; ++i) {
-    auto fd = host ? model->share_host(i) : model->share_chunk(i);
+    auto fd = array ? spill->device()->share(i) : host ? model->share_host(i) : model->share_chunk(i);
     if (!fd) {
       spdlog::warn("handle not shared session={} reason={}", connection.session->id().value, fd.error().text);
       send_error(socket, code_of(fd.error()), told(fd.error(), connection.uid));

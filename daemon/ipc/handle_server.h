@@ -63,6 +63,7 @@ class HandleServer {
                                const Fault& fault);
   bool probe(Connection& connection, const GpuProbeMessage& request);
   bool fetch(Connection& connection, const GpuFetchMessage& request);
+  bool send_opened(Connection& connection, const SharedModel& model, const Memfd& stream, std::string_view name);
   void close(int fd);
 
   const Config config_;
@@ -80,9 +81,5 @@ class HandleServer {
   bool takes_clients_ = true;  // else the listener waits for room
   std::uint64_t next_session_id_ = 1;
 };
-
-// Opens a model from descriptors: shared by the handle socket and the control plane, whose session is 0.
-Result<std::shared_ptr<SharedModel>> register_model(Core& core, std::vector<UniqueFd> shards,
-                                                    std::string name, SessionId session);
 
 }  // namespace moecached

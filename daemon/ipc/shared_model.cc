@@ -103,41 +103,63 @@ std::uint64_t plan_stream_half(const ModelLayout& layout, std::uint64_t stream_b
 
 Result<std::shared_ptr<SharedModel>> SharedModel::create(Parameters p, Device& device) {
   CHECK(p.n_slots.size() == p.layout.layers.size() && p.files.size() == p.layout.n_files);
-  std::size_t n_parts = 0, n_entries = 0;
-  for (const LayerLayout& layer : p.layout.layers) {
-    n_parts += layer.parts.size();
-    n_entries += layer.n_experts;
-  }
-  const std::uint64_t segment_bytes = round_up(
-      sizeof(moecached_shm_header) + sizeof(moecached_shm_model) +
-          p.layout.layers.size() * sizeof(moecached_shm_layer) + n_parts * sizeof(moecached_shm_part) +
-          count_extents(p.layout) * sizeof(moecached_shm_extent) + 64 + n_entries * sizeof(std::int32_t),
-      kPage);
-  auto segment = Memfd::create("model", segment_bytes, ClientAccess::kReadOnly);
-  if (!segment) return std::move(segment).error();
   std::vector<std::uint32_t> room;
   for (std::size_t l = 0; l < p.n_slots.size(); ++l)
     room.push_back(slot_room(p.scope, p.n_slots[l], p.layout.layers[l].n_experts));
   auto pool = device.create_pool("pool", {pool_bytes_of(p.layout, room), pool_bytes_of(p.layout, p.n_slots)});
   if (!pool) return std::move(pool).error();
-  std::shared_ptr<SharedModel> model(new SharedModel(std::move(p), *std::move(pool), *std::move(segment)));
+  Gpu* const gpu = p.gpu;
+  std::shared_ptr<SharedModel> model(new SharedModel(std::move(p), *std::move(pool)));
+  if (gpu != nullptr) {
+    auto vram = VramSlots::create(model->layout(), *gpu);
+    if (!vram) return std::move(vram).error();
+    model->device_ = *std::move(vram);
+  }
+  auto segment = Memfd::create("model", model->segment_bytes_needed(), ClientAccess::kReadOnly);
+  if (!segment) return std::move(segment).error();
+  model->segment_ = *std::move(segment);
   model->write_segment();
   return model;
 }
 
-SharedModel::SharedModel(Parameters parameters, std::unique_ptr<Pool> pool, Memfd segment)
-    : p_(std::move(parameters)), pool_(std::move(pool)), segment_(std::move(segment)) {
+SharedModel::SharedModel(Parameters parameters, std::unique_ptr<Pool> pool)
+    : p_(std::move(parameters)), pool_(std::move(pool)) {
   for (const LayerLayout& layer : p_.layout.layers) {
     limits_.push_back({layer.n_experts, static_cast<std::uint32_t>(layer.parts.size())});
     room_.push_back(slot_room(p_.scope, p_.n_slots[room_.size()], layer.n_experts));
   }
 }
 
+std::uint64_t SharedModel::segment_bytes_needed() const {
+  std::size_t n_entries = 0;
+  for (const LayerLayout& layer : p_.layout.layers) n_entries += layer.n_experts;
+  std::uint64_t bytes = sizeof(moecached_shm_header) + sizeof(moecached_shm_model) +
+                        p_.layout.layers.size() * sizeof(moecached_shm_layer) +
+                        count_parts(p_.layout) * sizeof(moecached_shm_part) +
+                        count_extents(p_.layout) * sizeof(moecached_shm_extent) + 64 +
+                        n_entries * sizeof(std::int32_t);
+  if (device_ != nullptr)
+    bytes += sizeof(moecached_shm_spill) + device_->n_arrays() * sizeof(moecached_shm_array);
+  return round_up(bytes, kPage);
+}
+
 void SharedModel::write_segment() {
   std::byte* base = segment_.bytes().data();
   auto* header = reinterpret_cast<moecached_shm_header*>(base);
   auto* model = reinterpret_cast<moecached_shm_model*>(header + 1);
-  auto* layer = reinterpret_cast<moecached_shm_layer*>(model + 1);
+  std::byte* at = reinterpret_cast<std::byte*>(model + 1);
+  if (device_ != nullptr) {
+    spill_ = reinterpret_cast<moecached_shm_spill*>(at);
+    arrays_ = reinterpret_cast<moecached_shm_array*>(spill_ + 1);
+    at = reinterpret_cast<std::byte*>(arrays_ + device_->n_arrays());
+    *spill_ = {};
+    std::ranges::copy(device_->gpu().id().uuid, spill_->uuid);
+    spill_->arrays_offset = static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(arrays_) - base);
+    spill_->n_arrays = static_cast<std::uint32_t>(device_->n_arrays());
+    for (std::size_t i = 0; i < device_->n_arrays(); ++i)
+      arrays_[i] = {.expert_bytes = device_->array_expert_bytes(i), .bytes = 0};
+  }
+  auto* layer = reinterpret_cast<moecached_shm_layer*>(at);
   auto* part = reinterpret_cast<moecached_shm_part*>(layer + p_.layout.layers.size());
   model->layers_offset = static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(layer) - base);
   model->parts_offset = static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(part) - base);
@@ -147,6 +169,7 @@ void SharedModel::write_segment() {
   std::uint32_t table_first = 0;
   for (std::size_t l = 0; l < p_.layout.layers.size(); ++l) {
     const LayerLayout& from = p_.layout.layers[l];
+    const LayerIndex index(static_cast<std::uint32_t>(l));
     layer[l] = moecached_shm_layer{.block = from.block,
                                    .n_experts = from.n_experts,
                                    .n_parts = static_cast<std::uint32_t>(from.parts.size()),
@@ -154,11 +177,11 @@ void SharedModel::write_segment() {
                                    .slot_class = from.slot_class,
                                    .n_slots = room_[l],
                                    .table_first = table_first,
-                                   .host_first = 0,
+                                   .class_index = device_ ? device_->class_index(index) : 0,
                                    .window_offset = window,
                                    .window_bytes = window_bytes(from, room_[l]),
                                    .slot_stride = from.slot_stride,
-                                   .shape = 0,
+                                   .first_array = device_ ? device_->first_array(index) : 0,
                                    .n_slots_open = p_.n_slots[l]};
     window_offset_.push_back(window);
     table_first_.push_back(table_first);
@@ -179,12 +202,13 @@ void SharedModel::write_segment() {
   model->pool_bytes = pool_->bytes();
   model->stream_bytes_per_lane = stream_bytes_per_lane();
   copy_name(model->name, p_.name);
-  *header = moecached_shm_header{.magic = MOECACHED_SHM_MAGIC,
-                                 .version = MOECACHED_SHM_VERSION,
-                                 .kind = MOECACHED_SEGMENT_MODEL,
-                                 .bytes = segment_.bytes().size(),
-                                 .boot_epoch = p_.boot_epoch,
-                                 .reserved = {}};
+  *header = moecached_shm_header{
+      .magic = MOECACHED_SHM_MAGIC,
+      .version = MOECACHED_SHM_VERSION,
+      .kind = device_ ? std::uint32_t{MOECACHED_SEGMENT_SPILL_MODEL} : std::uint32_t{MOECACHED_SEGMENT_MODEL},
+      .bytes = segment_.bytes().size(),
+      .boot_epoch = p_.boot_epoch,
+      .reserved = {}};
 }
 
 std::byte* SharedModel::slot(LayerIndex layer, SlotIndex slot) {
@@ -227,6 +251,17 @@ std::atomic_ref<std::int32_t> SharedModel::entry(LayerIndex layer, ExpertIndex e
 
 void SharedModel::publish(LayerIndex layer, ExpertIndex expert, SlotIndex slot) {
   entry(layer, expert).store(static_cast<std::int32_t>(slot.value), std::memory_order_release);
+}
+
+void SharedModel::tell_device_slots() {
+  for (std::size_t i = 0; i < device_->n_arrays(); ++i)
+    arrays_[i].bytes = device_->array_bytes(i, device_->n_slots());
+  spill_->n_device_slots = device_->n_slots();
+  std::atomic_ref(spill_->has_slots).store(1, std::memory_order_release);
+}
+
+void SharedModel::move(LayerIndex layer, ExpertIndex expert, SlotIndex slot) {
+  entry(layer, expert).store(static_cast<std::int32_t>(slot.value), std::memory_order_seq_cst);
 }
 
 void SharedModel::unpublish(LayerIndex layer, ExpertIndex expert) {

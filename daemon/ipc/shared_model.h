@@ -14,6 +14,7 @@
 #include "daemon/base/result.h"
 #include "daemon/config/config.h"
 #include "daemon/ipc/ring_reader.h"
+#include "daemon/ipc/vram_slots.h"
 #include "daemon/model/model_layout.h"
 #include "daemon/platform/device.h"
 #include "daemon/platform/file.h"
@@ -45,6 +46,7 @@ class SharedModel {
     SlotScope scope = SlotScope::kLayer;
     std::uint64_t stream_half = 0;
     std::uint64_t boot_epoch = 0;
+    Gpu* gpu = nullptr;  // of a spill model
   };
   static Result<std::shared_ptr<SharedModel>> create(Parameters parameters, Device& device);
 
@@ -79,6 +81,14 @@ class SharedModel {
   // all.
   void unpublish(LayerIndex layer, ExpertIndex expert);
 
+  // Of a spill model; or null.
+  [[nodiscard]] VramSlots* device() const { return device_.get(); }
+  // Clients may map the arrays from now on. REQUIRES: allocated.
+  void tell_device_slots();
+  // The expert is in another slot: sequentially consistent, as unpublish, for the sake of the slot that it
+  // has left.
+  void move(LayerIndex layer, ExpertIndex expert, SlotIndex slot);
+
   // Counters and state kept by the core loop.
   std::uint32_t sessions = 0;
   std::uint64_t last_used = 0;  // core loop turn, to pick an idle model to drop
@@ -87,12 +97,14 @@ class SharedModel {
   std::uint64_t bytes_read = 0, streamed_parts = 0, streamed_bytes = 0;
 
  private:
-  SharedModel(Parameters parameters, std::unique_ptr<Pool> pool, Memfd segment);
+  SharedModel(Parameters parameters, std::unique_ptr<Pool> pool);
+  [[nodiscard]] std::uint64_t segment_bytes_needed() const;
   void write_segment();
   [[nodiscard]] std::atomic_ref<std::int32_t> entry(LayerIndex layer, ExpertIndex expert);
 
   Parameters p_;
   std::unique_ptr<Pool> pool_;
+  std::unique_ptr<VramSlots> device_;  // goes before the pool that it has pinned
   Memfd segment_;
   std::vector<LayerLimits> limits_;
   std::vector<std::uint32_t> room_;  // slots, by layer
@@ -100,6 +112,8 @@ class SharedModel {
   std::vector<std::uint32_t> table_first_;
   std::int32_t* table_ = nullptr;
   moecached_shm_layer* layers_ = nullptr;
+  moecached_shm_spill* spill_ = nullptr;
+  moecached_shm_array* arrays_ = nullptr;
 };
 
 }  // namespace moecached

@@ -28,6 +28,12 @@
 //                   entry of epoch n is n % log_entries: [moecached_shm_log_entry][uint16 layers...][int32 slots...];
 //                   a layer with MOECACHED_LOG_BY_EXPERT was computed in the shape HOST_ONLY
 //
+// A model of which VRAM and RAM hold a part ("spill") has model, pool and stream segments, and the protocol of a lane in RAM,
+// where an epoch is one layer. Besides, once moecached_shm_spill.state says so, device slots: an entry of
+// MOECACHED_DEVICE_SLOT + s is device slot s of the layer. An expert is in one slot, of RAM or of the device.
+//   array           device memory, read-only in clients: one part of all layers of a slot class, dense; slot s of a layer lies
+//                   at (class_index * n_device_slots + s) * expert_bytes of array first_array + part
+//
 // Everything a client writes is hostile: the daemon copies a record once, then range-checks the copy.
 //
 // The protocol of a lane (one backend instance of a client, one thread at a time), for layer l:
@@ -68,7 +74,7 @@ extern "C" {
 #endif
 
 enum {
-  MOECACHED_SHM_VERSION = 5,      // of this file; the two sides must be equal
+  MOECACHED_SHM_VERSION = 6,      // of this file; the two sides must be equal
   MOECACHED_MAX_LANES = 16,       // per session
   MOECACHED_RING_RECORDS = 2048,  // per lane, a power of two
   MOECACHED_RECORD_IDS = 20,      // expert ids in one record; longer lists continue in the next one
@@ -78,6 +84,7 @@ enum {
   MOECACHED_MAX_FILES = 250,      // of a model; the kernel passes 253 descriptors with one message
   MOECACHED_LAYER_ALL = 0xffff,   // in `begun`: this epoch may use every layer
   MOECACHED_ABSENT = -1,          // in the slot table: not resident
+  MOECACHED_DEVICE_SLOT = 1 << 20,  // in the slot table of a spill model: the first device slot
   MOECACHED_LOG_TOKENS = 32,      // of one epoch, the last ones of a batch, in a log entry
   MOECACHED_UUID_BYTES = 16,      // of a GPU
 };
@@ -88,6 +95,7 @@ enum moecached_segment_kind {
   MOECACHED_SEGMENT_MODEL = 1,
   MOECACHED_SEGMENT_SESSION = 2,
   MOECACHED_SEGMENT_GPU_MODEL = 3,
+  MOECACHED_SEGMENT_SPILL_MODEL = 4,
 };
 
 struct moecached_shm_header {
@@ -170,6 +178,22 @@ struct moecached_shm_chunk {
   uint64_t bytes;
 };
 
+// Follows moecached_shm_model in the segment of a spill model.
+struct moecached_shm_spill {
+  uint8_t uuid[MOECACHED_UUID_BYTES];
+  uint64_t arrays_offset;   // moecached_shm_array[n_arrays]
+  uint32_t n_arrays;        // parts of all slot classes
+  // Written by the daemon while clients look: first the others, then `has_slots`.
+  uint32_t n_device_slots;  // of each layer
+  uint32_t has_slots;       // 0: none yet; 1: the arrays are there, and stay as they are
+  uint32_t reserved0;
+};
+
+struct moecached_shm_array {
+  uint64_t expert_bytes;
+  uint64_t bytes;           // a multiple of 2 MiB, valid once has_slots is 1
+};
+
 // Written by the client before it submits the epoch; the slots behind it are written by the GPU.
 struct moecached_shm_log_entry {
   uint64_t epoch;
@@ -190,11 +214,17 @@ struct moecached_shm_layer {
   uint32_t slot_class;     // layers of equal part types and sizes share it
   uint32_t n_slots;        // slot ids are 0..n_slots-1, on a GPU from device_first on; <= n_experts
   uint32_t table_first;    // first entry of this layer in the slot table
-  uint32_t host_first;     // on a GPU: slot of expert 0 in host memory
+  union {
+    uint32_t host_first;   // on a GPU: slot of expert 0 in host memory
+    uint32_t class_index;  // of a spill model: which layer of its slot class this is
+  };
   uint64_t window_offset;  // in the pool segment, a multiple of 4096
   uint64_t window_bytes;   // a multiple of 4096, >= n_slots * slot_stride
   uint64_t slot_stride;    // bytes of one record; on a GPU 0, as are window_offset and window_bytes
-  uint32_t shape;          // on a GPU: moecached_gpu_shape; written by the daemon while clients look
+  union {
+    uint32_t shape;        // on a GPU: moecached_gpu_shape; written by the daemon while clients look
+    uint32_t first_array;  // of a spill model: array of part 0
+  };
   union {
     uint32_t n_slots_open;  // in RAM: resident records this layer can hold now, 1..n_slots. Written by the daemon while clients look: a hint
     uint32_t device_first;  // on a GPU: the first of its own n_slots device slots; others below host_first are those of its peers
@@ -322,6 +352,7 @@ enum moecached_handle_type {
   MOECACHED_HANDLE_GPU_FETCHED = 9,   // daemon -> client, fds: handles first .. first + n_fds - 1
   MOECACHED_HANDLE_GPU_PROBE = 10,    // client -> daemon: memory to try out whether this process can map that of other GPUs
   MOECACHED_HANDLE_GPU_PROBED = 11,   // daemon -> client, fds: MOECACHED_PROBE_BYTES of device memory on each of them
+  MOECACHED_HANDLE_SPILL_OPEN = 12,   // client -> daemon, fds as MODEL_OPEN; answered by MODEL_OPENED
 };
 
 struct moecached_handle_header {
@@ -384,6 +415,12 @@ struct moecached_handle_gpu_open {
   char no_peers_reason[128];  // zero-terminated, for people: why MOECACHED_GPU_OPEN_PEERS is not set
 };
 
+struct moecached_handle_spill_open {
+  struct moecached_handle_header header;
+  char name[256];        // zero-terminated, for people
+  uint8_t uuid[MOECACHED_UUID_BYTES];
+};
+
 struct moecached_handle_gpu_opened {
   struct moecached_handle_header header;
   uint32_t model_id;
@@ -400,6 +437,7 @@ enum moecached_host_memory {
 enum moecached_gpu_memory {
   MOECACHED_GPU_MEMORY_HOST = 1,    // handle i: host memory of part i
   MOECACHED_GPU_MEMORY_CHUNK = 2,   // handle i: device memory of chunk i
+  MOECACHED_GPU_MEMORY_ARRAY = 3,   // handle i: array i of a spill model
 };
 
 enum { MOECACHED_FETCH_MAX = 128 };  // handles in one reply
@@ -431,6 +469,7 @@ enum moecached_handle_error_code {
   MOECACHED_ERROR_MODEL = 4,     // the file was refused
   MOECACHED_ERROR_BUDGET = 5,    // no memory left for its slots
   MOECACHED_ERROR_SYSTEM = 6,
+  MOECACHED_ERROR_SPILL = 7,     // to GPU_OPEN: RAM is not to hold every expert; ask with SPILL_OPEN
 };
 
 #ifdef __cplusplus

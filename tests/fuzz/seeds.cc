@@ -191,6 +191,10 @@ void handle_message(const Folder& folder) {
                                          .reserved0 = 0,
                                          .no_peers_reason = "no way to the other GPU"};
   folder.add("gpu_open", Bytes().put(u8(1)).put(u8(1)).put(on_gpu).get());
+  const moecached_handle_spill_open spill{.header = header(MOECACHED_HANDLE_SPILL_OPEN, sizeof spill, 1),
+                                          .name = "model.gguf",
+                                          .uuid = {1, 2, 3}};
+  folder.add("spill_open", Bytes().put(u8(1)).put(u8(1)).put(spill).get());
   const moecached_handle_gpu_probe probe{.header = header(MOECACHED_HANDLE_GPU_PROBE, sizeof probe, 0),
                                          .uuid = {1, 2, 3}};
   folder.add("gpu_probe", Bytes().put(u8(0)).put(u8(1)).put(probe).get());

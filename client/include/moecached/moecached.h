@@ -34,6 +34,7 @@ typedef enum moecached_status {
   MOECACHED_E_MODEL_CHANGED = 6,  // the file is not the one that was opened: computing on would be wrong
   MOECACHED_E_TOO_MANY = 7,       // more distinct experts than the layer has slots for: use streaming
   MOECACHED_E_SYSTEM = 8,
+  MOECACHED_E_SPILL = 9,          // RAM is not to hold every expert of the model: open it with moecached_spill_model_open
 } moecached_status;
 
 // What a part is of its expert. moecached_part_info.kind
@@ -221,6 +222,44 @@ MOECACHED_API moecached_status moecached_gpu_lane_scratch(moecached_gpu_lane* la
 // Enqueues a copy of those of the layer's experts in `slots` that are in RAM, all parts, to scratch slots, and writes slots
 // for the kernels behind it to use, until the lane's next fetch. Within an epoch. No lock, no allocation, no waiting.
 MOECACHED_API moecached_status moecached_gpu_lane_fetch(moecached_gpu_lane* lane, const moecached_gpu_fetch* fetch);
+
+// -- models on a GPU that spill: VRAM and RAM hold a part of the experts, each in one place; the others are on disk
+// What is open is a model as above, whose lanes resolve layer by layer; around it, a spill lane places what was resolved where
+// kernels can use it: experts in device slots stay where they are, others are copied to scratch slots behind them. The engine
+// stops at each MoE layer: launches what comes before it, waits, reads the router's ids, resolves, launches on.
+typedef struct moecached_spill_lane moecached_spill_lane;
+
+// uuid: of the GPU. MOECACHED_E_REFUSED: the daemon does not serve that GPU, or no model may spill.
+MOECACHED_API moecached_status moecached_spill_model_open(moecached_session* session, const char* const* paths, size_t n_paths,
+                                                          const uint8_t uuid[16], moecached_model** out);
+// model: of moecached_spill_model_open. Takes device memory for scratch slots; page-locks the RAM slots at the first lane.
+MOECACHED_API moecached_status moecached_spill_lane_open(moecached_model* model, moecached_spill_lane** out);
+MOECACHED_API void moecached_spill_lane_close(moecached_spill_lane* lane);
+// Moves when windows do: ask for them again, after resolve as well.
+MOECACHED_API uint64_t moecached_spill_lane_generation(const moecached_spill_lane* lane);
+// window: CUdeviceptr of slot 0 of the part, slot s is at + s * expert_bytes. Slots that resolve returns are below n_slots.
+MOECACHED_API moecached_status moecached_spill_lane_window(moecached_spill_lane* lane, uint32_t layer, uint32_t part,
+                                                           uint64_t* window, uint32_t* n_slots);
+
+typedef struct moecached_spill_target {
+  uint64_t slots;  // CUdeviceptr of int32[rows * cols], written; 0: not wanted
+  void* ready;     // CUevent, recorded behind everything that the call has enqueued: wait for it before the layer is computed
+} moecached_spill_target;
+
+// As moecached_lane_resolve, for kernels: slots_out and target->slots name slots of the windows. Ends the epoch before.
+// REQUIRES: what the lane computed of earlier layers is done.
+// MOECACHED_E_TOO_MANY: more distinct experts than there are scratch slots, or than can be leased: load parts.
+MOECACHED_API moecached_status moecached_spill_resolve(moecached_spill_lane* lane, uint32_t layer, const int32_t* ids, size_t rows,
+                                                       size_t cols, size_t row_stride_bytes, int32_t* slots_out,
+                                                       const moecached_spill_target* target);
+// For large batches: the distinct experts that the layer is about to use, ascending; then, for each part, all of them are
+// copied to where the file has them: expert e to destination + e * expert_bytes. ready: a CUevent, as above. Same REQUIRES.
+MOECACHED_API moecached_status moecached_spill_begin_layer(moecached_spill_lane* lane, uint32_t layer, const int32_t* experts,
+                                                           size_t n);
+MOECACHED_API moecached_status moecached_spill_load_part(moecached_spill_lane* lane, uint32_t part, uint64_t destination,
+                                                         void* ready);
+// The lane has finished with what it resolved or loaded last. REQUIRES: it is computed.
+MOECACHED_API void moecached_spill_end(moecached_spill_lane* lane);
 
 // The reason of the last failure on this thread, one sentence; "" if none.
 MOECACHED_API const char* moecached_last_error(void);

@@ -49,6 +49,7 @@ slots = "25%"
 bytes = 1073741824
 keep_free = 0
 scope = "global"
+mode = "spill"
 peers = false
 policy = "slru"
 max_slowdown = 7

@@ -49,6 +49,22 @@ TEST(HandleMessage, AFewDescriptorsMoreOrLessAreRefused) {
   EXPECT_THAT(refusal(read(fetch, 1)), HasSubstr("malformed gpu-fetch"));
 }
 
+TEST(HandleMessage, AModelIsAskedForOnAGpuOrToSpillFromIt) {
+  auto spill = message<moecached_handle_spill_open>(MOECACHED_HANDLE_SPILL_OPEN, 1);
+  std::memcpy(spill.name, "model.gguf", 11);
+  spill.uuid[15] = 7;
+  const GpuOpenMessage opened = std::get<GpuOpenMessage>(read(spill, 1));
+  EXPECT_TRUE(opened.spill);
+  EXPECT_EQ(opened.name, "model.gguf");
+  EXPECT_EQ(opened.uuid[15], 7);
+  EXPECT_THAT(refusal(read(message<moecached_handle_spill_open>(MOECACHED_HANDLE_SPILL_OPEN, 0), 0)),
+              HasSubstr("malformed spill-open: 1 to 250 descriptors"));
+  EXPECT_EQ(refusal(read(spill, 1, false)), "say hello first");
+  EXPECT_FALSE(
+      std::get<GpuOpenMessage>(read(message<moecached_handle_gpu_open>(MOECACHED_HANDLE_GPU_OPEN, 1), 1))
+          .spill);
+}
+
 TEST(HandleMessage, HelloComesOnceAndFirst) {
   const auto open = message<moecached_handle_model_open>(MOECACHED_HANDLE_MODEL_OPEN, 1);
   EXPECT_EQ(refusal(read(open, 1, false)), "say hello first");

@@ -1,0 +1,402 @@
+#include "client/src/spill_device.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "client/src/error.h"
+#include "client/src/shared_words.h"
+
+namespace moecached::client {
+namespace {
+
+constexpr std::uint64_t kGranularity = std::uint64_t{2} << 20;
+// Kernels that take a row in steps of 512 elements read up to so many bytes past the last row of an expert.
+constexpr std::uint64_t kReadPast = 4096;
+// Device memory is what the daemon keeps experts in. Within kScratchBytes as many scratch slots as fit, and
+// always those of one token.
+constexpr std::uint64_t kScratchBytes = std::uint64_t{192} << 20;
+constexpr std::uint32_t kScratchMax = 64;
+
+std::uint64_t rounded_up(std::uint64_t bytes) {
+  return (bytes + kGranularity - 1) / kGranularity * kGranularity;
+}
+
+}  // namespace
+
+moecached_status SpillDevice::open(Connection& connection, Model& model, Lane& lane,
+                                   std::unique_ptr<SpillDevice>* out) {
+  std::unique_ptr<SpillDevice> device(new SpillDevice(model, lane));
+  if (const auto status = CudaContext::open(*model.gpu, &device->context_)) return status;
+  const ScopedContext current(*device->context_);
+  if (const auto status = current.status()) return status;
+  if (const auto status =
+          check_cuda(cuda().cuStreamCreate(&device->stream_, CU_STREAM_NON_BLOCKING), "make a stream")) {
+    return status;
+  }
+  for (CUevent& event : device->half_copied_) {
+    if (const auto status =
+            check_cuda(cuda().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "make an event"))
+      return status;
+  }
+  if (const auto status = device->refresh(connection)) return status;
+  *out = std::move(device);
+  return MOECACHED_OK;
+}
+
+SpillDevice::~SpillDevice() {
+  if (context_ == nullptr) return;
+  const ScopedContext current(*context_);
+  if (stream_ != nullptr) cuda().cuStreamSynchronize(stream_);
+  unmap_arrays();
+  for (const CUevent event : half_copied_) {
+    if (event != nullptr) cuda().cuEventDestroy_v2(event);
+  }
+  if (stream_ != nullptr) cuda().cuStreamDestroy_v2(stream_);
+}
+
+bool SpillDevice::is_stale() const noexcept {
+  return lane_.mapping() != mapping_ || (!has_slots_ && load_acquire(&layout().spill.spill->has_slots) != 0);
+}
+
+moecached_status SpillDevice::refresh(Connection& connection) {
+  const ScopedContext current(*context_);
+  if (const auto status = current.status()) return status;
+  if (lane_.mapping() != mapping_) {
+    stream_pin_.reset();
+    lane_.use_device_slots(0);
+    mapping_ = lane_.mapping();
+    has_slots_ = false;
+    if (const auto status = pin_windows()) return status;
+    if (const auto status = pin_stream()) return status;
+    if (const auto status = map_arrays(nullptr, 0)) return status;
+  }
+  const moecached_shm_spill* const spill = layout().spill.spill;
+  if (has_slots_ || load_acquire(&spill->has_slots) == 0) return MOECACHED_OK;
+  has_slots_ = true;  // tried once: without them every expert is read from RAM
+  const std::uint32_t n = load_relaxed(&spill->n_device_slots);
+  auto status =
+      n < MOECACHED_DEVICE_SLOT ? map_arrays(&connection, n) : layout_mismatch("number of device slots");
+  if (status == MOECACHED_OK) {
+    lane_.use_device_slots(n);
+    return MOECACHED_OK;
+  }
+  const std::string why = last_error();
+  if (const auto without = map_arrays(nullptr, 0)) return without;
+  return fail(status, "%s", why.c_str());
+}
+
+// Once for all lanes. Without it copies take seven times as long, which is better than none.
+moecached_status SpillDevice::pin_windows() {
+  if (mapping_->pinned != nullptr ||
+      context_->attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) == 0) {
+    return MOECACHED_OK;
+  }
+  auto pins = std::make_shared<std::vector<std::shared_ptr<HostRegistration>>>();
+  for (std::uint32_t l = 0; l < layout().layers.size(); ++l) {
+    const std::span memory(mapping_->windows[l].address, layout().layers[l].layer.window_bytes);
+    constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY;
+    if (const auto status = HostRegistration::open(context_, memory, kFlags, &pins->emplace_back()))
+      return status;
+  }
+  mapping_->pinned = std::move(pins);
+  return MOECACHED_OK;
+}
+
+moecached_status SpillDevice::pin_stream() {
+  if (context_->attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) == 0) return MOECACHED_OK;
+  const std::uint64_t bytes = layout().model.stream_bytes_per_lane;
+  constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY;
+  return HostRegistration::open(context_,
+                                std::span(mapping_->stream.data() + lane_.block()->index * bytes, bytes),
+                                kFlags, &stream_pin_);
+}
+
+// Where scratch slots lie, and how many there are.
+void SpillDevice::plan_scratch(std::uint32_t n_device_slots) {
+  const SpillWords& spill = layout().spill;
+  arrays_.assign(spill.n_arrays, {});
+  scratch_first_.assign(spill.n_arrays, 0);
+  std::uint64_t largest = 1;
+  for (const LayerLayout& layer : layout().layers) {
+    std::uint64_t first = 0, expert_bytes = 0;
+    for (std::uint32_t p = 0; p < layer.parts.size(); ++p) {
+      Array& array = arrays_[layer.layer.first_array + p];
+      array.device_bytes = n_device_slots == 0 ? 0 : spill.arrays[layer.layer.first_array + p].bytes;
+      const std::uint64_t stride = layer.parts[p].expert_bytes;
+      first = std::max(first, (array.device_bytes + stride - 1) / stride);
+      expert_bytes += stride;
+    }
+    scratch_first_[layer.layer.first_array] = static_cast<std::uint32_t>(first);
+    largest = std::max(largest, expert_bytes);
+  }
+  const std::uint32_t one_token = std::max(layout().model.n_expert_used, 1u);
+  n_scratch_ =
+      std::clamp(static_cast<std::uint32_t>(std::min<std::uint64_t>(kScratchBytes / largest, kScratchMax)),
+                 one_token, std::max(one_token, kScratchMax));
+  for (const LayerLayout& layer : layout().layers) {
+    for (std::uint32_t p = 0; p < layer.parts.size(); ++p) {
+      Array& array = arrays_[layer.layer.first_array + p];
+      const std::uint64_t stride = layer.parts[p].expert_bytes;
+      const std::uint64_t first = scratch_first_[layer.layer.first_array];
+      array.scratch_at = first * stride / kGranularity * kGranularity;
+      array.scratch_bytes = rounded_up((first + n_scratch_) * stride + kReadPast) - array.scratch_at;
+      array.reserved_bytes = array.scratch_at + array.scratch_bytes;
+    }
+  }
+}
+
+// connection: to fetch the daemon's memory with; null: scratch slots alone.
+moecached_status SpillDevice::map_arrays(Connection* connection, std::uint32_t n_device_slots) {
+  unmap_arrays();
+  ++generation_;
+  for (const LayerLayout& layer : layout().layers) {
+    if (connection == nullptr) break;
+    for (std::uint32_t p = 0; p < layer.parts.size(); ++p) {
+      const std::uint64_t slots = (std::uint64_t{layer.layer.class_index} + 1) * n_device_slots;
+      const std::uint64_t bytes = layout().spill.arrays[layer.layer.first_array + p].bytes;
+      if (bytes % kGranularity != 0 || !fits(0, slots, layer.parts[p].expert_bytes, bytes))
+        return layout_mismatch("size of an array");
+    }
+  }
+  plan_scratch(n_device_slots);
+  n_device_slots_ = n_device_slots;
+  const std::uint32_t n_arrays = layout().spill.n_arrays;
+  for (std::uint32_t next = 0; next < n_arrays;) {
+    std::vector<UniqueFd> fds(1);
+    if (connection != nullptr) {
+      if (const auto status = connection->gpu_fetch(
+              {mapping_->model_id, MOECACHED_GPU_MEMORY_ARRAY, next, n_arrays - next}, &fds)) {
+        return status;
+      }
+    }
+    for (UniqueFd& fd : fds) {
+      if (const auto status = map_array(next++, std::move(fd))) return status;
+    }
+  }
+  return MOECACHED_OK;
+}
+
+moecached_status SpillDevice::map_array(std::size_t index, UniqueFd memory) {
+  Array& array = arrays_[index];
+  const std::uint64_t device_bytes = std::exchange(array.device_bytes, 0);
+  const std::uint64_t scratch_bytes = std::exchange(array.scratch_bytes, 0);
+  if (const auto status =
+          check_cuda(cuda().cuMemAddressReserve(&array.address, array.reserved_bytes, kGranularity, 0, 0),
+                     "reserve addresses for device slots")) {
+    array.reserved_bytes = 0;
+    return status;
+  }
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = context_->device();
+  const auto map = [&](CUmemGenericAllocationHandle handle, std::uint64_t at, std::uint64_t bytes,
+                       CUmemAccess_flags flags, std::uint64_t* mapped, const char* what) {
+    CUresult result = cuda().cuMemMap(array.address + at, bytes, 0, handle, 0);
+    cuda().cuMemRelease(handle);  // it lives as long as it is mapped
+    if (result == CUDA_SUCCESS) {
+      *mapped = bytes;
+      access.flags = flags;
+      result = cuda().cuMemSetAccess(array.address + at, bytes, &access, 1);
+    }
+    return check_cuda(result, what);
+  };
+  CUmemGenericAllocationHandle handle = 0;
+  if (device_bytes > 0) {
+    const CUresult imported = cuda().cuMemImportFromShareableHandle(
+        &handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(memory.get())),
+        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (const auto status = check_cuda(imported, "import device slots of the daemon")) return status;
+    if (const auto status = map(handle, 0, device_bytes, CU_MEM_ACCESS_FLAGS_PROT_READ, &array.device_bytes,
+                                "map device slots of the daemon")) {
+      return status;
+    }
+  }
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = access.location;
+  if (const auto status =
+          check_cuda(cuda().cuMemCreate(&handle, scratch_bytes, &properties, 0), "allocate scratch slots")) {
+    return status;
+  }
+  if (const auto status = map(handle, array.scratch_at, scratch_bytes, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+                              &array.scratch_bytes, "map scratch slots")) {
+    return status;
+  }
+  // What kernels read past the last expert must be numbers.
+  return check_cuda(cuda().cuMemsetD8_v2(array.address + array.scratch_at, 0, scratch_bytes),
+                    "clear scratch slots");
+}
+
+void SpillDevice::unmap_arrays() noexcept {
+  for (const Array& array : arrays_) {
+    if (array.device_bytes > 0) cuda().cuMemUnmap(array.address, array.device_bytes);
+    if (array.scratch_bytes > 0) cuda().cuMemUnmap(array.address + array.scratch_at, array.scratch_bytes);
+    if (array.reserved_bytes > 0 && array.address != 0)
+      cuda().cuMemAddressFree(array.address, array.reserved_bytes);
+  }
+  arrays_.clear();
+}
+
+CUdeviceptr SpillDevice::window_of(const LayerLayout& layer, std::uint32_t part) const {
+  return arrays_[layer.layer.first_array + part].address +
+         std::uint64_t{layer.layer.class_index} * n_device_slots_ * layer.parts[part].expert_bytes;
+}
+
+moecached_status SpillDevice::window(std::uint32_t layer, std::uint32_t part, std::uint64_t* address,
+                                     std::uint32_t* n_slots) const {
+  if (layer >= layout().layers.size() || part >= layout().layers[layer].parts.size())
+    return fail(MOECACHED_E_ARGUMENT, "the model has no part %u in MoE layer %u", part, layer);
+  const LayerLayout& facts = layout().layers[layer];
+  *address = window_of(facts, part);
+  *n_slots = scratch_first_[facts.layer.first_array] + n_scratch_ - facts.layer.class_index * n_device_slots_;
+  return MOECACHED_OK;
+}
+
+const std::byte* SpillDevice::record(std::uint32_t layer, std::int32_t slot) const {
+  return mapping_->windows[layer].address +
+         static_cast<std::uint64_t>(slot) * layout().layers[layer].layer.slot_stride;
+}
+
+moecached_status SpillDevice::copy(CUdeviceptr to, const std::byte* from, std::uint64_t bytes) {
+  return check_cuda(cuda().cuMemcpyHtoDAsync_v2(to, from, bytes, stream_), "copy an expert to the GPU");
+}
+
+moecached_status SpillDevice::copy_expert(std::uint32_t layer, std::int32_t slot, std::uint32_t scratch) {
+  const LayerLayout& facts = layout().layers[layer];
+  const std::uint64_t at = std::uint64_t{scratch_first_[facts.layer.first_array]} + scratch;
+  for (std::uint32_t p = 0; p < facts.parts.size(); ++p) {
+    const moecached_shm_part& part = facts.parts[p];
+    if (const auto status = copy(arrays_[facts.layer.first_array + p].address + at * part.expert_bytes,
+                                 record(layer, slot) + part.slot_offset, part.expert_bytes)) {
+      return status;
+    }
+  }
+  return MOECACHED_OK;
+}
+
+moecached_status SpillDevice::resolve(std::uint32_t layer, const Lane::IdMatrix& ids, std::int32_t* slots_out,
+                                      const moecached_spill_target& target) {
+  if (const auto status = lane_.resolve(layer, ids, slots_out)) return status;
+  const ScopedContext current(*context_);
+  if (const auto status = current.status()) return status;
+  const LayerLayout& facts = layout().layers[layer];
+  const std::uint32_t scratch_first =
+      scratch_first_[facts.layer.first_array] - facts.layer.class_index * n_device_slots_;
+  copied_.clear();
+  const std::size_t n = ids.rows * ids.cols;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::int32_t slot = slots_out[i];
+    if (slot >= MOECACHED_DEVICE_SLOT) {
+      slots_out[i] = slot - MOECACHED_DEVICE_SLOT;
+      continue;
+    }
+    const auto known = std::find(copied_.begin(), copied_.end(), slot);
+    const auto scratch = static_cast<std::uint32_t>(known - copied_.begin());
+    slots_out[i] = static_cast<std::int32_t>(scratch_first + scratch);
+    if (known != copied_.end()) continue;
+    if (scratch == n_scratch_) {
+      cuda().cuStreamSynchronize(stream_);  // what was begun reads slots that this epoch gives up
+      lane_.end();
+      return fail(MOECACHED_E_TOO_MANY, "more than %u experts of a layer are not in VRAM: load its parts",
+                  n_scratch_);
+    }
+    copied_.push_back(slot);
+    if (const auto status = copy_expert(layer, slot, scratch)) return status;
+  }
+  if (target.slots != 0) {
+    if (const auto status = check_cuda(
+            cuda().cuMemcpyHtoDAsync_v2(target.slots, slots_out, n * sizeof(std::int32_t), stream_),
+            "write slots")) {
+      return status;
+    }
+  }
+  return check_cuda(cuda().cuEventRecord(static_cast<CUevent>(target.ready), stream_), "record an event");
+}
+
+moecached_status SpillDevice::begin_layer(std::uint32_t layer, std::span<const std::int32_t> experts) {
+  layer_ = layer;
+  experts_.assign(experts.begin(), experts.end());
+  slots_.resize(experts.size());
+  return lane_.resolve_resident(layer, experts_, slots_.data());
+}
+
+moecached_status SpillDevice::load_part(std::uint32_t part, CUdeviceptr destination, CUevent ready) {
+  if (part >= layout().layers[layer_].parts.size())
+    return fail(MOECACHED_E_ARGUMENT, "the model has no part %u in MoE layer %u", part, layer_);
+  const ScopedContext current(*context_);
+  if (const auto status = current.status()) return status;
+  if (const auto status = load_resident(part, destination)) return status;
+  if (const auto status = load_absent(part, destination)) return status;
+  return check_cuda(cuda().cuEventRecord(ready, stream_), "record an event");
+}
+
+moecached_status SpillDevice::load_resident(std::uint32_t part, CUdeviceptr destination) {
+  const LayerLayout& facts = layout().layers[layer_];
+  const std::uint64_t bytes = facts.parts[part].expert_bytes;
+  absent_.clear();
+  for (std::size_t i = 0; i < experts_.size(); ++i) {
+    const CUdeviceptr to = destination + static_cast<std::uint64_t>(experts_[i]) * bytes;
+    if (slots_[i] < 0) {
+      absent_.push_back(experts_[i]);
+    } else if (slots_[i] >= MOECACHED_DEVICE_SLOT) {
+      const auto slot = static_cast<std::uint64_t>(slots_[i] - MOECACHED_DEVICE_SLOT);
+      if (const auto status = check_cuda(
+              cuda().cuMemcpyDtoDAsync_v2(to, window_of(facts, part) + slot * bytes, bytes, stream_),
+              "copy an expert on the GPU")) {
+        return status;
+      }
+    } else if (const auto status =
+                   copy(to, record(layer_, slots_[i]) + facts.parts[part].slot_offset, bytes)) {
+      return status;
+    }
+  }
+  return MOECACHED_OK;
+}
+
+// One half of the stream buffer is copied from while the daemon reads into the other.
+moecached_status SpillDevice::load_absent(std::uint32_t part, CUdeviceptr destination) {
+  const std::size_t capacity = lane_.stream_capacity(layer_, part);
+  const std::uint64_t bytes = layout().layers[layer_].parts[part].expert_bytes;
+  const auto wave = [&](std::size_t first) {
+    return std::span(absent_).subspan(first, std::min(capacity, absent_.size() - first));
+  };
+  const auto begin = [&](std::size_t first, std::uint32_t half) {
+    // Copies out of the half may still be under way, from this part or one before.
+    if (const auto status = check_cuda(cuda().cuEventSynchronize(half_copied_[half]), "wait for copies"))
+      return status;
+    return lane_.stream_begin({layer_, part, half}, wave(first));
+  };
+  if (absent_.empty()) return MOECACHED_OK;
+  if (const auto status = begin(0, 0)) return status;
+  std::uint32_t half = 0;
+  for (std::size_t first = 0; first < absent_.size(); first += capacity, half ^= 1) {
+    moecached_status begun = MOECACHED_OK;
+    if (first + capacity < absent_.size()) begun = begin(first + capacity, half ^ 1);
+    const void* data = nullptr;
+    // Also after a failure: the buffer must not be written to behind the next layer's back.
+    if (const auto status = lane_.stream_wait(half, &data)) return status;
+    if (begun != MOECACHED_OK) return begun;
+    if (const auto status = copy_run(static_cast<const std::byte*>(data), wave(first), destination, bytes))
+      return status;
+    if (const auto status = check_cuda(cuda().cuEventRecord(half_copied_[half], stream_), "record an event"))
+      return status;
+  }
+  return MOECACHED_OK;
+}
+
+// Experts that follow each other in the file are one copy.
+moecached_status SpillDevice::copy_run(const std::byte* data, std::span<const std::int32_t> experts,
+                                       CUdeviceptr destination, std::uint64_t expert_bytes) {
+  for (std::size_t first = 0; first < experts.size();) {
+    std::size_t next = first + 1;
+    while (next < experts.size() && experts[next] == experts[next - 1] + 1) ++next;
+    if (const auto status = copy(destination + static_cast<std::uint64_t>(experts[first]) * expert_bytes,
+                                 data + first * expert_bytes, (next - first) * expert_bytes)) {
+      return status;
+    }
+    first = next;
+  }
+  return MOECACHED_OK;
+}
+
+}  // namespace moecached::client

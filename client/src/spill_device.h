@@ -1,0 +1,97 @@
+// The GPU side of one lane of a spill model: device slots of the daemon and scratch slots of this process,
+// array by array in one range of addresses, and the copies that bring experts there.
+//
+//   array:  | device slots of the daemon, read-only |   no memory   | scratch slots |
+//           0                            array.bytes                ^ the same slot id in all parts of a
+//           layer
+//
+// A layer's window begins at its own device slot 0 and reaches to the end of the scratch slots, so one tensor
+// covers both. All layers of a slot class share the array's scratch slots: they are computed one after the
+// other. Copies come from the RAM slots of the daemon and the stream buffer, page-locked, on a stream of the
+// lane's own.
+//
+// Thread: the lane's; refresh() and open() under the session's lock. Memory: owns addresses, scratch memory,
+// stream and events. The mapping of the model must outlive it, or be told of with refresh().
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/include/moecached/moecached.h"
+#include "client/src/connection.h"
+#include "client/src/cuda_driver.h"
+#include "client/src/lane.h"
+#include "client/src/model.h"
+
+namespace moecached::client {
+
+class SpillDevice {
+ public:
+  [[nodiscard]] static moecached_status open(Connection& connection, Model& model, Lane& lane,
+                                             std::unique_ptr<SpillDevice>* out);
+  ~SpillDevice();
+  SpillDevice(const SpillDevice&) = delete;
+  SpillDevice& operator=(const SpillDevice&) = delete;
+
+  // Whether refresh() has something to do: device slots were added, or the model has moved to another daemon.
+  // A load.
+  [[nodiscard]] bool is_stale() const noexcept;
+  // REQUIRES: nothing of the lane is under way. A failure leaves the lane without device slots, and correct.
+  [[nodiscard]] moecached_status refresh(Connection& connection);
+
+  [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
+  [[nodiscard]] moecached_status window(std::uint32_t layer, std::uint32_t part, std::uint64_t* address,
+                                        std::uint32_t* n_slots) const;
+
+  [[nodiscard]] moecached_status resolve(std::uint32_t layer, const Lane::IdMatrix& ids,
+                                         std::int32_t* slots_out, const moecached_spill_target& target);
+  [[nodiscard]] moecached_status begin_layer(std::uint32_t layer, std::span<const std::int32_t> experts);
+  [[nodiscard]] moecached_status load_part(std::uint32_t part, CUdeviceptr destination, CUevent ready);
+
+ private:
+  struct Array {
+    CUdeviceptr address = 0;
+    std::uint64_t reserved_bytes = 0;
+    std::uint64_t device_bytes = 0;                   // mapped from the daemon
+    std::uint64_t scratch_at = 0, scratch_bytes = 0;  // mapped, this process's
+  };
+  SpillDevice(Model& model, Lane& lane) : model_(model), lane_(lane) {}
+  [[nodiscard]] const ModelLayout& layout() const { return lane_.mapping()->layout; }
+  moecached_status pin_windows();
+  moecached_status pin_stream();
+  moecached_status map_arrays(Connection* connection, std::uint32_t n_device_slots);
+  moecached_status map_array(std::size_t index, UniqueFd memory);
+  void plan_scratch(std::uint32_t n_device_slots);
+  void unmap_arrays() noexcept;
+  [[nodiscard]] CUdeviceptr window_of(const LayerLayout& layer, std::uint32_t part) const;
+  [[nodiscard]] const std::byte* record(std::uint32_t layer, std::int32_t slot) const;
+  moecached_status copy(CUdeviceptr to, const std::byte* from, std::uint64_t bytes);
+  moecached_status copy_expert(std::uint32_t layer, std::int32_t slot, std::uint32_t scratch);
+  moecached_status load_resident(std::uint32_t part, CUdeviceptr destination);
+  moecached_status load_absent(std::uint32_t part, CUdeviceptr destination);
+  moecached_status copy_run(const std::byte* data, std::span<const std::int32_t> experts,
+                            CUdeviceptr destination, std::uint64_t expert_bytes);
+
+  Model& model_;
+  Lane& lane_;
+  std::shared_ptr<CudaContext> context_;
+  ModelMapping* mapping_ = nullptr;  // for which all this was made
+  std::shared_ptr<HostRegistration> stream_pin_;
+  std::vector<Array> arrays_;
+  std::vector<std::uint32_t> scratch_first_;  // of each array's class, slot ids of the array
+  std::uint32_t n_scratch_ = 0;
+  std::uint32_t n_device_slots_ = 0;
+  bool has_slots_ = false;  // the daemon's arrays are mapped
+  std::uint64_t generation_ = 1;
+  CUstream stream_ = nullptr;
+  CUevent half_copied_[2] = {nullptr, nullptr};  // the stream buffer's half has been copied out of
+  std::vector<std::int32_t> copied_;             // RAM slots in scratch slots, by scratch slot
+  std::uint32_t layer_ = 0;                      // of begin_layer
+  std::vector<std::int32_t> experts_, slots_, absent_;
+};
+
+}  // namespace moecached::client

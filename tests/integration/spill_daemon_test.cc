@@ -1,0 +1,385 @@
+// The real client against the real daemon for a model that spills from a GPU, over a CUDA driver made of host
+// memory: leases, moves between RAM and device slots, arrays, scratch slots and streams are the real ones,
+// only kernels are loops of the CPU. Threads stand for backend instances: they resolve, read every byte of
+// what they were given, end.
+#include "tests/integration/gpu_daemon_fixture.h"
+
+namespace moecached {
+namespace {
+
+constexpr std::uint32_t kRamSlots = 6;
+constexpr std::uint32_t kDeviceSlots = 4;
+
+class SpillDaemonTest : public GpuDaemonTest {
+ protected:
+  void start_spill(GpuMode mode = GpuMode::kSpill, std::uint32_t device_slots = kDeviceSlots) {
+    Config config;
+    config.handle_socket = folder_ / "handle.sock";
+    config.control_socket = folder_ / "control.sock";
+    config.pool_bytes = 64u << 20;
+    config.slots = {.kind = SlotsSpec::Kind::kCount, .value = kRamSlots};
+    config.gpu.mode = mode;
+    config.gpu.slots = {.kind = SlotsSpec::Kind::kCount, .value = static_cast<double>(device_slots)};
+    config.gpu.keep_free = 0;
+    auto daemon = Daemon::start(config);
+    ASSERT_TRUE(daemon) << daemon.error().text;
+    daemon_ = *std::move(daemon);
+  }
+  LayerReport sum() {
+    LayerReport out;
+    const std::vector<ModelReport> models = daemon_->models();
+    if (models.empty()) return out;  // nobody has opened it yet
+    for (const LayerReport& layer : models.front().layers) {
+      out.lookups += layer.lookups;
+      out.hits += layer.hits;
+      out.misses += layer.misses;
+      out.device_hits += layer.device_hits;
+      out.device_resident += layer.device_resident;
+      out.rises += layer.rises;
+      out.swaps += layer.swaps;
+    }
+    return out;
+  }
+};
+
+class SpillClient {
+ public:
+  explicit SpillClient(const std::filesystem::path& folder, const std::filesystem::path& model) {
+    EXPECT_EQ(moecached_session_open((folder / "handle.sock").c_str(), "spill-test", &session_), MOECACHED_OK)
+        << moecached_last_error();
+    const char* path = model.c_str();
+    const GpuId gpu = gpu_at(0);
+    EXPECT_EQ(moecached_spill_model_open(session_, &path, 1, gpu.uuid.data(), &model_), MOECACHED_OK)
+        << moecached_last_error();
+    if (model_ == nullptr) return;
+    EXPECT_EQ(moecached_spill_lane_open(model_, &lane_), MOECACHED_OK) << moecached_last_error();
+    auto driver = CudaDriver::load();
+    EXPECT_TRUE(driver);
+    cu_ = *driver;
+    CUdevice device = 0;
+    CUcontext context = nullptr;
+    cu_->cuDeviceGet(&device, 0);
+    cu_->cuDevicePrimaryCtxRetain(&context, device);
+    cu_->cuCtxPushCurrent(context);  // as in an engine's thread; a client stays on its thread
+    cu_->cuEventCreate(&ready_, CU_EVENT_DISABLE_TIMING);
+  }
+  ~SpillClient() {
+    if (lane_ != nullptr) moecached_spill_lane_close(lane_);
+    if (model_ != nullptr) moecached_model_close(model_);
+    moecached_session_close(session_);
+    if (cu_ == nullptr) return;
+    cu_->cuEventDestroy(ready_);
+    CUcontext context = nullptr;
+    cu_->cuCtxPopCurrent(&context);
+    cu_->cuDevicePrimaryCtxRelease(0);
+  }
+  SpillClient(const SpillClient&) = delete;
+  SpillClient& operator=(const SpillClient&) = delete;
+
+  struct Outcome {
+    std::size_t slots = 0, device_slots = 0, wrong = 0, too_many = 0;
+    Outcome& operator+=(const Outcome& other) {
+      slots += other.slots;
+      device_slots += other.device_slots;
+      wrong += other.wrong;
+      too_many += other.too_many;
+      return *this;
+    }
+  };
+
+  // One token: kTopK distinct experts of each layer, those near `first` most often.
+  Outcome token(std::mt19937& random, std::uint32_t first, std::size_t n = kTopK) {
+    Outcome out;
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+      std::vector<std::int32_t> ids;
+      while (ids.size() < n) {
+        const std::uint32_t far = random() % kExperts;
+        const auto id =
+            static_cast<std::int32_t>((first + std::min<std::uint32_t>(far, random() % kExperts)) % kExperts);
+        if (std::ranges::find(ids, id) == ids.end()) ids.push_back(id);
+      }
+      out += resolve(layer, ids);
+    }
+    moecached_spill_end(lane_);
+    return out;
+  }
+  Outcome tokens(std::uint32_t seed, int n, std::uint32_t first) {
+    std::mt19937 random(seed);
+    Outcome out;
+    for (int i = 0; i < n; ++i) out += token(random, first + static_cast<std::uint32_t>(i) / 200);
+    return out;
+  }
+  Outcome resolve(std::uint32_t layer, const std::vector<std::int32_t>& ids) {
+    Outcome out;
+    std::vector<std::int32_t> slots(ids.size()), on_device(ids.size(), -1);
+    const moecached_spill_target target{reinterpret_cast<std::uint64_t>(on_device.data()), ready_};
+    const auto status =
+        moecached_spill_resolve(lane_, layer, ids.data(), 1, ids.size(), 0, slots.data(), &target);
+    if (status == MOECACHED_E_TOO_MANY) {
+      out.too_many = 1;
+      return out;
+    }
+    EXPECT_EQ(status, MOECACHED_OK) << moecached_last_error();
+    if (status != MOECACHED_OK) {
+      out.wrong = 1;
+      return out;
+    }
+    EXPECT_EQ(slots, on_device);
+    moecached_layer_info info{};
+    EXPECT_EQ(moecached_model_layer(model_, layer, &info), MOECACHED_OK);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      ++out.slots;
+      out.device_slots +=
+          slots[i] < static_cast<std::int32_t>(kDeviceSlots) && info.n_parts > 0 && has_device_slots() ? 1
+                                                                                                       : 0;
+      for (std::uint32_t p = 0; p < info.n_parts; ++p) {
+        std::uint64_t window = 0;
+        std::uint32_t n_slots = 0;
+        EXPECT_EQ(moecached_spill_lane_window(lane_, layer, p, &window, &n_slots), MOECACHED_OK);
+        EXPECT_LT(slots[i], static_cast<std::int32_t>(n_slots));
+        const std::vector<std::byte>& expected = expert(layer, p, ids[i]);
+        const auto* at = reinterpret_cast<const std::byte*>(window) +
+                         static_cast<std::uint64_t>(slots[i]) * expected.size();
+        out.wrong += std::memcmp(at, expected.data(), expected.size()) != 0 ? 1 : 0;
+      }
+    }
+    return out;
+  }
+  // All parts of these experts, as a prompt uses them.
+  Outcome whole(std::uint32_t layer, const std::vector<std::int32_t>& experts) {
+    Outcome out;
+    EXPECT_EQ(moecached_spill_begin_layer(lane_, layer, experts.data(), experts.size()), MOECACHED_OK)
+        << moecached_last_error();
+    moecached_layer_info info{};
+    EXPECT_EQ(moecached_model_layer(model_, layer, &info), MOECACHED_OK);
+    for (std::uint32_t p = 0; p < info.n_parts; ++p) {
+      const std::size_t bytes = expert(layer, p, 0).size();
+      std::vector<std::byte> memory(bytes * kExperts, std::byte{0xee});
+      EXPECT_EQ(moecached_spill_load_part(lane_, p, reinterpret_cast<std::uint64_t>(memory.data()), ready_),
+                MOECACHED_OK)
+          << moecached_last_error();
+      for (const std::int32_t e : experts) {
+        ++out.slots;
+        const std::vector<std::byte>& expected = expert(layer, p, e);
+        out.wrong +=
+            std::memcmp(memory.data() + static_cast<std::size_t>(e) * bytes, expected.data(), bytes) != 0;
+      }
+    }
+    moecached_spill_end(lane_);
+    return out;
+  }
+  [[nodiscard]] bool has_device_slots() const {
+    return moecached_spill_lane_generation(lane_) > first_generation_;
+  }
+  moecached_model* model() { return model_; }
+  moecached_session* session() { return session_; }
+  moecached_spill_lane* lane() { return lane_; }
+
+ private:
+  const std::vector<std::byte>& expert(std::uint32_t layer, std::uint32_t p, std::int32_t id) {
+    std::vector<std::byte>& expected = expected_[{layer, p, static_cast<std::uint32_t>(id)}];
+    if (expected.empty()) {
+      moecached_part_info part{};
+      EXPECT_EQ(moecached_model_part(model_, layer, p, &part), MOECACHED_OK);
+      expected.resize(part.expert_bytes);
+      test::fill_expert(part, static_cast<std::uint32_t>(id), expected);
+    }
+    return expected;
+  }
+
+  moecached_session* session_ = nullptr;
+  moecached_model* model_ = nullptr;
+  moecached_spill_lane* lane_ = nullptr;
+  const CudaDriver* cu_ = nullptr;
+  CUevent ready_ = nullptr;
+  static constexpr std::uint64_t first_generation_ = 2;                      // scratch slots alone
+  std::map<std::array<std::uint32_t, 3>, std::vector<std::byte>> expected_;  // by layer, part, expert
+};
+
+TEST_F(SpillDaemonTest, AModelThatIsToSpillIsRefusedAsOneThatRamHolds) {
+  start_spill();
+  moecached_session* session = nullptr;
+  ASSERT_EQ(moecached_session_open((folder_ / "handle.sock").c_str(), "test", &session), MOECACHED_OK);
+  const char* path = model_.c_str();
+  moecached_gpu_model* covered = nullptr;
+  EXPECT_EQ(moecached_gpu_model_open(session, &path, 1, gpu_at(0).uuid.data(), &covered), MOECACHED_E_SPILL);
+  EXPECT_NE(std::string(moecached_last_error()).find("gpu.mode"), std::string::npos)
+      << moecached_last_error();
+  EXPECT_EQ(moecached_session_connected(session), 1) << "a refusal is an answer";
+  moecached_model* spill = nullptr;
+  EXPECT_EQ(moecached_spill_model_open(session, &path, 1, gpu_at(0).uuid.data(), &spill), MOECACHED_OK);
+  moecached_model* ram = nullptr;
+  EXPECT_EQ(moecached_model_open(session, &path, 1, &ram), MOECACHED_OK);
+  EXPECT_EQ(daemon_->models().size(), 2u) << "one in RAM alone has slots of its own";
+  moecached_spill_lane* lane = nullptr;
+  EXPECT_EQ(moecached_spill_lane_open(ram, &lane), MOECACHED_E_ARGUMENT);
+  moecached_model_close(ram);
+  moecached_model_close(spill);
+  moecached_session_close(session);
+}
+
+TEST_F(SpillDaemonTest, NoModelSpillsWhereRamIsToHoldAll) {
+  start_spill(GpuMode::kCovered);
+  moecached_session* session = nullptr;
+  ASSERT_EQ(moecached_session_open((folder_ / "handle.sock").c_str(), "test", &session), MOECACHED_OK);
+  const char* path = model_.c_str();
+  moecached_model* spill = nullptr;
+  EXPECT_EQ(moecached_spill_model_open(session, &path, 1, gpu_at(0).uuid.data(), &spill),
+            MOECACHED_E_REFUSED);
+  EXPECT_NE(std::string(moecached_last_error()).find("gpu.mode"), std::string::npos)
+      << moecached_last_error();
+  moecached_session_close(session);
+}
+
+TEST_F(SpillDaemonTest, EveryByteIsRightWhileExpertsMoveBetweenAllTiers) {
+  start_spill();
+  std::vector<std::thread> threads;
+  std::array<SpillClient::Outcome, 3> outcomes;
+  std::atomic<bool> stop{false};
+  for (std::uint32_t t = 0; t < outcomes.size(); ++t) {
+    threads.emplace_back([this, t, &outcomes, &stop] {
+      SpillClient client(folder_, model_);
+      for (std::uint32_t round = 0; !stop.load(); ++round)
+        outcomes[t] += client.tokens(t * 100 + round, 400, round);
+    });
+  }
+  const bool enough = eventually([this] { return sum().swaps > 300 && sum().device_hits > 10'000; });
+  stop.store(true);
+  for (std::thread& thread : threads) thread.join();
+  SpillClient::Outcome all;
+  for (const auto& outcome : outcomes) all += outcome;
+  const LayerReport counted = sum();
+  EXPECT_TRUE(enough) << counted.swaps << " swaps, " << counted.device_hits << " device hits";
+  EXPECT_EQ(all.wrong, 0u) << "of " << all.slots;
+  EXPECT_GT(all.device_slots, 1000u);
+  EXPECT_GT(counted.misses, 0u);
+  EXPECT_EQ(counted.hits + counted.misses, counted.lookups);
+  EXPECT_LE(counted.device_resident, kDeviceSlots * kLayers);
+  std::printf(
+      "%zu slots read, %zu on the device; %llu lookups: %llu device, %llu RAM, %llu disk; %llu rises, %llu "
+      "swaps\n",
+      all.slots, all.device_slots, static_cast<unsigned long long>(counted.lookups),
+      static_cast<unsigned long long>(counted.device_hits),
+      static_cast<unsigned long long>(counted.hits - counted.device_hits),
+      static_cast<unsigned long long>(counted.misses), static_cast<unsigned long long>(counted.rises),
+      static_cast<unsigned long long>(counted.swaps));
+}
+
+TEST_F(SpillDaemonTest, CanaryWithoutGracePeriodsBytesAreWrong) {
+  const Variable no_grace("MOECACHED_TEST_NO_GRACE");
+  start_spill();
+  std::vector<std::thread> threads;
+  std::atomic<bool> stop{false};
+  std::atomic<std::size_t> wrong{0};
+  for (std::uint32_t t = 0; t < 3; ++t) {
+    threads.emplace_back([this, t, &stop, &wrong] {
+      SpillClient client(folder_, model_);
+      for (std::uint32_t round = 0; !stop.load(); ++round)
+        wrong += client.tokens(t * 100 + round, 100, 5 * t + round).wrong;
+    });
+  }
+  EXPECT_TRUE(eventually([&] { return wrong.load() > 0; }))
+      << "a test that compares bytes would not see a slot that is reused";
+  stop.store(true);
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(SpillDaemonTest, AnExpertIsInVramOrInRamAndBothTogetherCanHoldAll) {
+  start_spill(GpuMode::kSpill, kExperts - kRamSlots);
+  SpillClient client(folder_, model_);
+  std::uint32_t seed = 0;
+  EXPECT_TRUE(eventually([&] {
+    ++seed;
+    EXPECT_EQ(client.tokens(seed, 50, seed).wrong, 0u);
+    const LayerReport all = sum();
+    std::uint32_t in_ram = 0;
+    for (const LayerReport& layer : report().layers) in_ram += layer.resident;
+    return all.device_resident + in_ram == kExperts * kLayers;
+  })) << "sixteen experts in six slots of RAM and ten of the device";
+  const std::uint64_t read = report().bytes_read;
+  EXPECT_EQ(client.tokens(1, 400, 0).wrong, 0u);
+  EXPECT_EQ(report().bytes_read, read) << "nothing is read from disk any more: what comes down is waited for";
+}
+
+TEST_F(SpillDaemonTest, PartsOfAllExpertsAreLoadedFromAllTiersToWhereTheFileHasThem) {
+  start_spill();
+  SpillClient client(folder_, model_);
+  std::uint32_t seed = 0;
+  ASSERT_TRUE(eventually([&] {
+    EXPECT_EQ(client.tokens(++seed, 50, 0).wrong, 0u);
+    return sum().device_resident >= 6;
+  }));
+  std::vector<std::int32_t> all, odd;
+  for (std::int32_t e = 0; e < static_cast<std::int32_t>(kExperts); ++e) {
+    all.push_back(e);
+    if (e % 2 == 1 || e > 11) odd.push_back(e);
+  }
+  for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+    EXPECT_EQ(client.whole(layer, all).wrong, 0u);
+    EXPECT_EQ(client.whole(layer, odd).wrong, 0u);
+  }
+  moecached_counters counters{};
+  moecached_model_counters(client.model(), &counters);
+  EXPECT_GT(counters.streamed_experts, 0u);
+  EXPECT_EQ(counters.fallback_reads, 0u);
+}
+
+TEST_F(SpillDaemonTest, MoreExpertsThanSlotsAreNotWaitedFor) {
+  start_spill();
+  SpillClient client(folder_, model_);
+  std::vector<std::int32_t> ids;
+  for (std::int32_t e = 0; e < static_cast<std::int32_t>(kRamSlots) + 1; ++e) ids.push_back(e);
+  EXPECT_EQ(client.resolve(0, ids).too_many, 1u);
+  ids.pop_back();
+  EXPECT_EQ(client.resolve(0, ids).wrong, 0u);
+  moecached_spill_end(client.lane());
+}
+
+TEST_F(SpillDaemonTest, TwoLanesThatNeedAllSlotsTakeTurns) {
+  start_spill();
+  std::vector<std::thread> threads;
+  std::atomic<std::size_t> wrong{0}, done{0};
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      SpillClient client(folder_, model_);
+      std::vector<std::int32_t> ids;
+      for (std::int32_t e = 0; e < static_cast<std::int32_t>(kRamSlots); ++e)
+        ids.push_back(t == 0 ? e : 15 - e);
+      for (int i = 0; i < 300; ++i) {
+        const auto outcome = client.resolve(static_cast<std::uint32_t>(i) % kLayers, ids);
+        wrong += outcome.wrong;
+        done += outcome.slots > 0 ? 1 : 0;
+      }
+      moecached_spill_end(client.lane());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong.load(), 0u);
+  EXPECT_EQ(done.load(), 600u);
+}
+
+TEST_F(SpillDaemonTest, LanesGoOnFromTheFileWhenTheDaemonIsGone) {
+  start_spill();
+  SpillClient client(folder_, model_);
+  std::uint32_t seed = 0;
+  ASSERT_TRUE(eventually([&] {
+    EXPECT_EQ(client.tokens(++seed, 50, 0).wrong, 0u);
+    return sum().device_resident >= 6;
+  }));
+  daemon_.reset();
+  EXPECT_EQ(client.tokens(7, 200, 9).wrong, 0u);
+  std::vector<std::int32_t> all;
+  for (std::int32_t e = 0; e < static_cast<std::int32_t>(kExperts); ++e) all.push_back(e);
+  EXPECT_EQ(client.whole(1, all).wrong, 0u);
+  moecached_counters counters{};
+  moecached_model_counters(client.model(), &counters);
+  EXPECT_GT(counters.fallback_reads, 0u);
+  start_spill();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2100));  // a reconnect is tried that often
+  EXPECT_EQ(moecached_session_reconnect(client.session()), MOECACHED_OK) << moecached_last_error();
+  EXPECT_EQ(client.tokens(8, 200, 3).wrong, 0u);
+  EXPECT_GT(sum().lookups, 0u) << "the next daemon serves it";
+}
+
+}  // namespace
+}  // namespace moecached

@@ -246,6 +246,7 @@ ggml_status CudaBackendHook::run(CachedPlan& cached, const ggml_cgraph& graph) {
 ggml_status CudaBackendHook::compute(ggml_cgraph* graph) {
   GraphCounters& counters = Session::instance().counters();
   ++counters.gpu_computes;
+  if (Session::instance().has_spilled() && SpillRunner::is_for(*graph)) return spill_.compute(*graph);
   CachedPlan& cached = cached_for(*graph);
   cached.used = ++now_;
   const bool is_known =

@@ -18,6 +18,7 @@
 #include "moecached/moecached.h"
 #include "shim/ggml/cuda_plan.h"
 #include "shim/ggml/gpu_model.h"
+#include "shim/ggml/spill_runner.h"
 #include "shim/ggml/weight_buffer.h"
 
 namespace moecached::shim {
@@ -25,7 +26,8 @@ namespace moecached::shim {
 class CudaBackendHook {
  public:
   // stock: the backend's functions before it was hooked.
-  CudaBackendHook(ggml_backend_t backend, const ggml_backend_i& stock) : backend_(backend), stock_(stock) {}
+  CudaBackendHook(ggml_backend_t backend, const ggml_backend_i& stock)
+      : backend_(backend), stock_(stock), spill_(backend_, stock_) {}
   // REQUIRES: the backend still lives.
   ~CudaBackendHook();
   CudaBackendHook(const CudaBackendHook&) = delete;
@@ -70,6 +72,7 @@ class CudaBackendHook {
 
   const ggml_backend_t backend_;
   const ggml_backend_i stock_;
+  SpillRunner spill_;
   std::vector<std::unique_ptr<Lane>> lanes_;  // a backend computes with one model, seldom two
   bool find_failed_ = false;                  // for window_of()
   SlotsNodePool pool_;

@@ -134,7 +134,7 @@ bool hooked_supports_op(ggml_backend_dev_t device, const ggml_tensor* op) {
     if (placed != device && placed != nullptr && find_hooked(placed) != nullptr) return false;
     if (source->data == nullptr) continue;  // a graph that is only measured, or the loader's question
     const ServedTensor* served = served_tensor(source);
-    if (served == nullptr || served->gpu == nullptr) return false;
+    if (served == nullptr || (served->gpu == nullptr && served->spill == nullptr)) return false;
   }
   return stock_of(device).supports_op(device, op);
 }

@@ -2,30 +2,12 @@
 
 #include <utility>
 
+#include "shim/ggml/foreign_buffer.h"
 #include "shim/ggml/gpu_device.h"
 #include "shim/ggml/host_api.h"
 #include "shim/ggml/log.h"
 
 namespace moecached::shim {
-namespace {
-
-// Nobody asks a buffer of weights where it begins, but ggml asserts that it begins somewhere.
-void* foreign_base(ggml_backend_buffer_t buffer) { return buffer; }
-void foreign_clear(ggml_backend_buffer_t, uint8_t) {}
-
-ggml_backend_buffer_t make_foreign_buffer(ggml_backend_dev_t device) {
-  ggml_backend_buffer_i table = {};
-  table.get_base = foreign_base;
-  table.clear = foreign_clear;
-  ggml_backend_buffer_t buffer =
-      host().ggml_backend_buffer_init(device->iface.get_buffer_type(device), table, nullptr, 1);
-  // Stock clears the padding behind tensors in compute buffers; the windows are read-only.
-  buffer->usage = GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
-  return buffer;
-}
-
-}  // namespace
-
 GpuWindows::GpuWindows(const GpuModel& model, const std::vector<std::unique_ptr<GpuTensor>>& tensors)
     // First: a move while the windows are taken is then seen as one, and they are taken again.
     : generation_(model.generation()), buffer_(make_foreign_buffer(model.device())) {
@@ -60,12 +42,12 @@ GpuWindows::GpuWindows(const GpuModel& model, const std::vector<std::unique_ptr<
 GpuWindows::~GpuWindows() { host().ggml_backend_buffer_free(buffer_); }
 
 std::shared_ptr<GpuExperts> GpuExperts::open(moecached_session* session, std::vector<std::string> paths,
-                                             ggml_backend_dev_t device, std::string& error) {
+                                             ggml_backend_dev_t device, std::string& error, bool* spills) {
   std::shared_ptr<GpuExperts> experts(new GpuExperts(session, std::move(paths)));
-  return experts->on(device, error) == nullptr ? nullptr : experts;
+  return experts->on(device, error, spills) == nullptr ? nullptr : experts;
 }
 
-std::shared_ptr<GpuModel> GpuExperts::on(ggml_backend_dev_t device, std::string& error) {
+std::shared_ptr<GpuModel> GpuExperts::on(ggml_backend_dev_t device, std::string& error, bool* spills) {
   const std::lock_guard lock(mutex_);
   for (const std::shared_ptr<GpuModel>& model : models_) {
     if (model->device() == device) return model;
@@ -76,7 +58,10 @@ std::shared_ptr<GpuModel> GpuExperts::on(ggml_backend_dev_t device, std::string&
   std::vector<const char*> names;
   for (const std::string& path : file_.paths()) names.push_back(path.c_str());
   moecached_gpu_model* handle = nullptr;
-  if (moecached_gpu_model_open(session_, names.data(), names.size(), uuid.data(), &handle) != MOECACHED_OK) {
+  const moecached_status status =
+      moecached_gpu_model_open(session_, names.data(), names.size(), uuid.data(), &handle);
+  if (status != MOECACHED_OK) {
+    if (spills != nullptr) *spills = status == MOECACHED_E_SPILL;
     error = moecached_last_error();
     return nullptr;
   }

@@ -94,9 +94,10 @@ class GpuModel {
 class GpuExperts {
  public:
   // Opens the model on `device`, so that the daemon begins to load it. paths: all shards. The session must
-  // outlive the model. nullptr and a sentence in `error` on failure.
+  // outlive the model. nullptr and a sentence in `error` on failure; *spills: because RAM is not to hold the
+  // model.
   static std::shared_ptr<GpuExperts> open(moecached_session* session, std::vector<std::string> paths,
-                                          ggml_backend_dev_t device, std::string& error);
+                                          ggml_backend_dev_t device, std::string& error, bool* spills);
 
   // The index of the host tensor with these bytes in the file; negative and a reason when the daemon does not
   // serve it. The same tensor, loaded again, has the same index.
@@ -105,7 +106,7 @@ class GpuExperts {
   bool read(std::size_t index, uint64_t offset, void* out, std::size_t bytes) const;
 
   // The model on a GPU, opened at the first call; nullptr and a sentence in `error`.
-  std::shared_ptr<GpuModel> on(ggml_backend_dev_t device, std::string& error);
+  std::shared_ptr<GpuModel> on(ggml_backend_dev_t device, std::string& error, bool* spills = nullptr);
   // Windows of all tensors added by now, of the generation that the model has now.
   std::shared_ptr<const GpuWindows> windows(GpuModel& model);
 

@@ -13,6 +13,7 @@
 #include "shim/ggml/gpu_model.h"
 #include "shim/ggml/log.h"
 #include "shim/ggml/model.h"
+#include "shim/ggml/spill_model.h"
 
 namespace moecached::shim {
 namespace {
@@ -104,14 +105,36 @@ std::shared_ptr<GpuExperts> Session::gpu_experts(const std::string& path) {
   if (std::find(refused_on_gpu_.begin(), refused_on_gpu_.end(), path) != refused_on_gpu_.end())
     return nullptr;
   std::string error;
-  const auto open = [this](std::vector<std::string> paths, std::string& reason) {
-    return GpuExperts::open(session_, std::move(paths), gpu_.load(std::memory_order_relaxed), reason);
+  bool spills = false;
+  const auto open = [&](std::vector<std::string> paths, std::string& reason) {
+    return GpuExperts::open(session_, std::move(paths), gpu_.load(std::memory_order_relaxed), reason,
+                            &spills);
   };
   std::shared_ptr<GpuExperts> experts = find_or_open(gpu_experts_, path, error, open);
-  if (experts == nullptr) {
+  if (experts == nullptr && spills) {
+    debug("%s is to spill: %s", path.c_str(), error.c_str());
+    to_spill_.push_back(path);
+    refused_on_gpu_.push_back(path);
+  } else if (experts == nullptr) {
     say("%s is not served on the GPU: %s; its experts are computed on the CPU", path.c_str(), error.c_str());
     refused_on_gpu_.push_back(path);
   }
+  return experts;
+}
+
+std::shared_ptr<SpillExperts> Session::spill_experts(const std::string& path) {
+  const std::lock_guard lock(models_mutex_);
+  if (std::find(to_spill_.begin(), to_spill_.end(), path) == to_spill_.end()) return nullptr;
+  std::string error;
+  const auto open = [this](std::vector<std::string> paths, std::string& reason) {
+    return SpillExperts::open(session_, std::move(paths), gpu_.load(std::memory_order_relaxed), reason);
+  };
+  std::shared_ptr<SpillExperts> experts = find_or_open(spill_experts_, path, error, open);
+  if (experts == nullptr) {
+    say("%s is not served on the GPU: %s; its experts are computed on the CPU", path.c_str(), error.c_str());
+    std::erase(to_spill_, path);
+  }
+  if (experts != nullptr) has_spilled_.store(true, std::memory_order_relaxed);
   return experts;
 }
 
@@ -134,6 +157,11 @@ void Session::write_stats() {
   }
   for (const Open<Model>& open : models_) {
     if (const std::shared_ptr<Model> model = open.model.lock()) add(sum, model->counters());
+  }
+  for (const Open<SpillExperts>& open : spill_experts_) {
+    const std::shared_ptr<SpillExperts> experts = open.model.lock();
+    if (experts == nullptr) continue;
+    for (const moecached_counters& counters : experts->counters()) add(sum, counters);
   }
   std::FILE* file = std::fopen(path, "ae");
   if (file == nullptr) {

@@ -21,6 +21,7 @@ namespace moecached::shim {
 
 class GpuExperts;
 class Model;
+class SpillExperts;
 
 // What the plugin itself counts; the client counts the rest per model.
 struct GraphCounters {
@@ -55,6 +56,10 @@ class Session {
   // The same as model() for GPUs. A file that was refused once is not tried again: the daemon would lay it
   // out for each tensor anew.
   std::shared_ptr<GpuExperts> gpu_experts(const std::string& path);
+  // The same for a model that is to spill, because RAM is not to hold all of it; nullptr for others.
+  std::shared_ptr<SpillExperts> spill_experts(const std::string& path);
+  // Whether any has been opened by now. Cheap.
+  bool has_spilled() const { return has_spilled_.load(std::memory_order_relaxed); }
   // Called by a model that is being closed.
   void absorb(const moecached_counters& counters);
 
@@ -75,7 +80,10 @@ class Session {
   };
   std::vector<Open<Model>> models_;
   std::vector<Open<GpuExperts>> gpu_experts_;
-  std::vector<std::string> refused_on_gpu_;  // paths
+  std::vector<Open<SpillExperts>> spill_experts_;
+  std::vector<std::string> to_spill_;  // paths
+  std::atomic<bool> has_spilled_{false};
+  std::vector<std::string> refused_on_gpu_;  // paths, those to spill included
   std::atomic<ggml_backend_dev_t> gpu_{nullptr};
   // A lock of its own: a model may close while models_mutex_ is held.
   std::mutex closed_mutex_;

@@ -68,11 +68,17 @@ std::string WeightBuffer::serve(const ggml_tensor& tensor, const void* data, std
   ServedTensor added;
   std::string reason;
   Session& session = Session::instance();
-  if (session.on_gpu()) added.gpu = session.gpu_experts(source->path);
-  if (added.gpu == nullptr) added.model = session.model(source->path);
+  if (session.on_gpu()) {
+    added.gpu = session.gpu_experts(source->path);
+    if (added.gpu == nullptr) added.spill = session.spill_experts(source->path);
+  }
+  if (added.gpu == nullptr && added.spill == nullptr) added.model = session.model(source->path);
   if (added.gpu != nullptr) {
     const int index = added.gpu->add_tensor(tensor, *source, reason);
     if (index >= 0) added.gpu_index = static_cast<std::size_t>(index);
+  } else if (added.spill != nullptr) {
+    const int index = added.spill->add_tensor(tensor, *source, reason);
+    if (index >= 0) added.spill_index = static_cast<std::size_t>(index);
   } else if (added.model != nullptr) {
     added.window = added.model->add_tensor(tensor, *source, reason);
   } else {
@@ -194,7 +200,9 @@ ggml_backend_buffer_type g_type = {
 }  // namespace
 
 bool ServedTensor::read(uint64_t offset, void* out, std::size_t bytes) const {
-  return gpu != nullptr ? gpu->read(gpu_index, offset, out, bytes) : model->read(*window, offset, out, bytes);
+  if (gpu != nullptr) return gpu->read(gpu_index, offset, out, bytes);
+  if (spill != nullptr) return spill->read(spill_index, offset, out, bytes);
+  return model->read(*window, offset, out, bytes);
 }
 
 ggml_backend_buffer_type_t weight_buffer_type() { return &g_type; }

@@ -15,15 +15,19 @@
 #include "ggml-backend-impl.h"
 #include "shim/ggml/gpu_model.h"
 #include "shim/ggml/model.h"
+#include "shim/ggml/spill_model.h"
 
 namespace moecached::shim {
 
-// A tensor served by the daemon, and the model that keeps it: in slots of RAM, or of GPUs. The other is null.
+// A tensor served by the daemon, and the model that keeps it: in slots of RAM, of GPUs, or of both. The
+// others are null.
 struct ServedTensor {
   std::shared_ptr<Model> model;
   const WindowTensor* window = nullptr;
   std::shared_ptr<GpuExperts> gpu;
   std::size_t gpu_index = 0;  // of the tensor, in its GpuWindows
+  std::shared_ptr<SpillExperts> spill;
+  std::size_t spill_index = 0;
 
   // Reads bytes of the tensor from the file. False on an I/O error.
   bool read(uint64_t offset, void* out, std::size_t bytes) const;

@@ -67,6 +67,8 @@ struct FakeDaemon {
   bool spoil_fetch = false;  // flips a byte of what is fetched
   std::vector<moecached_gpu_fetch> fetches;
   void move_gpu_windows();
+  // Models that spill.
+  void move_spill_windows();
 
   // Seen by the fake.
   uint64_t reconnects = 0;

@@ -32,6 +32,9 @@ ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, std::size_t byte
     std::free(buffer->context);
     --g_buffers;
   };
+  table.clear = [](ggml_backend_buffer_t buffer, uint8_t value) {
+    std::memset(buffer->context, value, buffer->size);
+  };
   ++g_buffers;
   return new ggml_backend_buffer{table, type, std::calloc(1, bytes == 0 ? 1 : bytes), bytes,
                                  GGML_BACKEND_BUFFER_USAGE_ANY};
@@ -100,6 +103,11 @@ void make_gpu_backend(MiniBackend& mini, ggml_backend_dev_t device) {
   table.event_record = [](ggml_backend_t, ggml_backend_event_t) { call("event_record"); };
   table.event_wait = [](ggml_backend_t, ggml_backend_event_t) { call("event_wait"); };
   table.synchronize = [](ggml_backend_t) { call("synchronize"); };
+  table.get_tensor_async = [](ggml_backend_t, const ggml_tensor* tensor, void* data, std::size_t offset,
+                              std::size_t bytes) {
+    call("get");
+    std::memcpy(data, static_cast<const char*>(tensor->data) + offset, bytes);
+  };
   table.free = [](ggml_backend_t backend) {
     call("free");
     delete static_cast<MiniBackend*>(backend->context);

@@ -314,12 +314,14 @@ def main():
         writer.add(block + "ffn_down_exps.weight", Q6_K if layer % 2 == 0 else Q4_K, (ff, n, experts), STD_DOWN)
     solved_s = time.monotonic() - start
     n_bytes = writer.write()
-    expert_bytes = sum(entry[4] for entry in writer.tensors if "_exps." in entry[0])
+    experts_of = [entry for entry in writer.tensors if "_exps." in entry[0]]
+    expert_bytes = sum(entry[4] for entry in experts_of)
+    by_layer = [sum(entry[4] for entry in experts_of if entry[0].startswith(f"blk.{layer}.")) // experts for layer in range(options.layers)]
     # Header of .routes: tokens, layers, k, each uint32; then the ids.
     with open(options.out + ".routes", "wb") as file:
         file.write(struct.pack("<III", *routes.shape) + routes.astype("<u2").tobytes())
     figures = {"tokens": options.tokens, "layers": options.layers, "experts": experts, "top_k": options.top_k, "n_embd": n, "n_ff": ff,
-               "n_vocab": len(texts), "file_bytes": n_bytes, "expert_bytes_total": expert_bytes,
+               "n_vocab": len(texts), "file_bytes": n_bytes, "expert_bytes_total": expert_bytes, "expert_bytes_of_layer": by_layer,
                "expert_bytes_per_token": expert_bytes * options.top_k // experts, "trace": os.path.basename(options.trace),
                "trace_about": about, "seed": options.seed}
     with open(options.out + ".json", "w", encoding="utf-8") as file:

@@ -143,5 +143,78 @@ class GpuIdentity(harness.HostTestCase):
             self.assertEqual(len(daemon.models()), 1)
 
 
+class GpuSpill(harness.HostTestCase):
+    """VRAM and RAM hold a part of the experts, each in one place: what is missing is read from disk while the graph waits."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        if not harness.has_cuda():
+            raise unittest.SkipTest("no GPU, or no llama.cpp libraries with CUDA in MOECACHED_LLAMA_LIBS")
+
+    @staticmethod
+    def daemon(vram, ram):
+        return Daemon("--gpu-mode", "spill", "--gpu-slots", str(vram), "--pool-slots", str(ram), "--gpu-keep-free", "0")
+
+    def counters(self, run, daemon):
+        self.assertIsNotNone(run.stats, "the plugin wrote no counters: it was not in use")
+        self.assertGreater(run.stats["gpu_computes"], 0)
+        self.assertEqual(run.stats["fallback_reads"], 0, "the daemon was bypassed")
+        model = daemon.models()[0]
+        self.assertTrue(model["spills"])
+        total = {name: sum(layer[name] for layer in model["layers"]) for name in
+                 ("lookups", "hits", "misses", "device_hits", "rises", "swaps", "evictions")}
+        self.assertEqual(total["hits"] + total["misses"], total["lookups"])
+        return total
+
+    def check(self, model, *options, prompt=None, n_predict=700, tiers=((4, 10), (8, 16), (16, 16), (32, 8))):
+        options = options or SMALL
+        given = {"prompt": prompt} if prompt else {}
+        reference = Host(model, *options, n_predict=n_predict, **given).finish()
+        for vram, ram in tiers:
+            with self.subTest(model=model.name, vram=vram, ram=ram), self.daemon(vram, ram) as daemon:
+                run = Host(model, *options, daemon=daemon, n_predict=n_predict, **given).finish()
+                total = self.counters(run, daemon)
+                self.assertGreater(total["device_hits"], 0, "nothing was read from VRAM")
+                if vram + ram < EXPERTS:
+                    self.assertGreater(total["swaps"], 0, "nothing has changed places meanwhile")
+                    self.assertGreater(total["evictions"], 0)
+                self.assert_same(run, reference)
+
+    def test_q4_k(self):
+        self.check(harness.Q4_K)
+
+    def test_gpt_oss_with_biases(self):
+        self.check(harness.gpt_oss(), tiers=((8, 16),))
+
+    def test_prompts_are_stocks_whatever_is_where(self):
+        for model in (harness.Q4_K, harness.gpt_oss()):
+            self.check(model, "--batch", "2048", "--ubatch", "512", "--ctx", "16384", prompt=LONG_PROMPT * 4, tiers=((8, 16), (16, 8)))
+
+    def test_daemon_killed_in_decode_and_restarted(self):
+        reference = Host(harness.Q4_K, *SMALL, n_predict=1500).finish()
+        daemon = self.daemon(8, 12)
+        with daemon:
+            host = Host(harness.Q4_K, *SMALL, daemon=daemon, n_predict=1500)
+            harness.wait_for("experts in VRAM", lambda: daemon.models() and sum(layer["device_hits"] for layer in daemon.models()[0]["layers"]) > 0)
+            daemon.kill()
+            run = host.finish()
+            self.assertGreater(run.stats["fallback_reads"], 0, "it had ended before the daemon did")
+            self.assert_same(run, reference)
+            daemon.start()
+            again = Host(harness.Q4_K, *SMALL, daemon=daemon, n_predict=1500).finish()
+            self.counters(again, daemon)
+            self.assert_same(again, reference)
+
+    def test_two_processes_on_one_pool(self):
+        reference = Host(harness.Q4_K, *SMALL, n_predict=700).finish()
+        with self.daemon(8, 16) as daemon:
+            hosts = [Host(harness.Q4_K, *SMALL, daemon=daemon, n_predict=700) for _ in range(2)]
+            for run in [host.finish() for host in hosts]:
+                self.assert_same(run, reference)
+            self.assertEqual(len(daemon.models()), 1)
+            self.assertGreater(sum(layer["swaps"] for layer in daemon.models()[0]["layers"]), 0)
+
+
 if __name__ == "__main__":
     harness.main()

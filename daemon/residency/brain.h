@@ -14,19 +14,18 @@
 //   kGrant      everything a lease asked for is resident and stays so until the lane's epoch is completed
 //
 // Above the RAM slots of a layer there may be device slots: an expert is in one of either, or on disk. What
-// is read comes into RAM; of what decode uses, rise() moves the best up. The expert of an occupied device
-// slot, the falling one, comes down into the RAM slot that the rising one leaves, through a spare slot of the
-// shell's:
-//   falling   kUnpublish, grace period of the device slot, kCopyAside, moved
-//   rising    kCopyUp, moved, kMove: the entry names the device slot; grace period of the RAM slot
-//   falling   kRead from the spare slot, read_done, kPublish; kSpareFreed
+// is read comes into RAM; of what decode uses, rise() moves the best up. Who is in the device slot that it
+// needs, the falling one, comes down into the RAM slot that the rising one leaves, through a spare slot of
+// the shell's:
+//   falling  kUnpublish; grace period of the device slot; kCopyAside, moved
+//   rising   kCopyUp, moved; kMove; grace period of the RAM slot
+//   falling  kRead from the spare slot, read_done, kPublish; kSpareFreed
 // The rising one is resident all the time. The falling one is coming, as if it were being read: leases that
 // name it wait for copies and grace periods, never for another lease.
-//   kCopyUp     the shell copies the expert from RAM slot `from` to device slot `slot`, then calls
-//   moved(slot) kCopyAside  the shell copies it from device slot `slot` to `spare`, then calls moved(slot)
-//   kMove       the shell sets the entry from RAM slot `from` to device slot `slot`, waits for the grace
-//   period
-//               of `from`, which that expert is leaving, then calls grace_done(from)
+//   kCopyUp     the shell copies the expert from RAM slot `from` to the device slot, then calls moved
+//   kCopyAside  the shell copies the expert from the device slot to `spare`, then calls moved
+//   kMove       the shell sets the entry, which names `from`, to the device slot, waits for the grace period
+//               of `from`, which this expert is leaving, then calls grace_done for it
 //   kSpareFreed nothing is in `spare` any more: the shell may lend it again
 //
 // No deadlock: a lease is granted whole or holds nothing; each layer serves its queue in order; a lane has at
@@ -93,7 +92,7 @@ enum class GrantStatus : std::uint8_t {  // = moecached_grant_status
   kOk = 0,
   kIoError = 1,
   kModelChanged = 2,
-  kRefused = 3,  // more experts than slots
+  kRefused = 3,  // more experts than slots, those in device slots not counted
   kNoRoom = 4    // stalled lanes, or for a prompt decode, keep too many slots of the layer
 };
 

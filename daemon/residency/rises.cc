@@ -28,7 +28,7 @@ void LayerTable::replace_device_policy(std::unique_ptr<EvictionPolicy> policy) {
 bool LayerTable::rise(std::span<const ExpertIndex> used, double gain_min, std::int32_t spare,
                       std::vector<Command>& commands) {
   if (device_.is_moving()) return false;
-  // Nor one that a stalled lane may be reading: its RAM slot would be out of service for as long as that lane
+  // Not one that a stalled lane may be reading: its RAM slot would be out of service for as long as that lane
   // likes. Nor what only a prompt or nobody has used.
   const auto may_rise = [this](ExpertIndex index) {
     const Expert& expert = at(index);

@@ -289,6 +289,17 @@ TEST(DeviceSlots, HoldOfWhatIsThereTakesNoRamSlot) {
   EXPECT_EQ(b.lease(1, {2, 3}), (Texts{"read 0/0 expert 2 slot 0", "unpublish 0/0 expert 1 slot 1"}));
 }
 
+TEST(DeviceSlots, HoldOfARisingExpertLeavesItsRamSlotWithIt) {
+  DeviceHarness b({.n_experts = 8, .n_slots = 2}, 1);
+  b.make_resident(0, {0, 1});
+  (void)b.rise({1});
+  EXPECT_EQ(b.held(0, {1}), Texts{});
+  EXPECT_EQ(b.lease(1, {2, 3}), (Texts{"grant lane 1 seq 2 no room"}));
+  (void)b.copied(0);
+  EXPECT_EQ(b.graced(1), (Texts{"spare freed 7"}));
+  EXPECT_EQ(b.lease(1, {2, 3}), (Texts{"read 0/0 expert 2 slot 1", "unpublish 0/0 expert 0 slot 0"}));
+}
+
 // ------------------------------------------------------------------------------------------------------
 // stalled lanes
 
@@ -558,6 +569,18 @@ TEST(DevicePolicy, ThatIsNewKnowsWhatTheOldOneKnew) {
       << "nothing of 0, which is in a device slot";
   b.run(0, Swap::kSteps);
   EXPECT_EQ(b.brain.device_policy(id), "lib:witness:in=next");
+}
+
+TEST(DevicePolicy, LeavesItToRamsHowLateAFallenExpertWasUsed) {
+  Swap b;
+  b.run(0, Swap::kSteps);
+  EXPECT_EQ(b.lease(1, {5, 6}), (Texts{"read 0/0 expert 5 slot 0", "unpublish 0/0 expert 0 slot 1"}))
+      << "2 was used later";
+  Swap used;
+  used.run(0, 1);
+  (void)used.routed(0, {0});
+  used.run(1, Swap::kSteps);
+  EXPECT_EQ(used.lease(1, {5, 6}), (Texts{"read 0/0 expert 5 slot 0", "unpublish 0/0 expert 2 slot 2"}));
 }
 
 TEST(DevicePolicy, IsReplacedAtEveryStepOfAMoveByEveryOther) {

@@ -309,6 +309,14 @@ void Brain::grace_done(ModelId id, LayerIndex layer, SlotIndex slot) {
   }
 }
 
+Brain::Reload Brain::slot_corrupt(ModelId id, LayerIndex layer_index, SlotIndex slot, ExpertIndex expert) {
+  ModelState* model = state_->find_model(id);
+  if (model == nullptr) return Reload::kGone;
+  LayerTable& table = State::layer_of(*model, layer_index).table;
+  if (!table.is_in(slot, expert)) return Reload::kGone;
+  return table.reload(slot, expert, state_->commands) ? Reload::kReading : Reload::kPinned;
+}
+
 void Brain::read_done(ModelId id, LayerIndex layer_index, SlotIndex slot, ReadOutcome outcome) {
   ModelState* model = state_->find_model(id);
   if (model == nullptr) return;

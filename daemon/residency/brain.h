@@ -214,6 +214,11 @@ class Brain {
   // What loads of this layer cost now, for policies that weigh it; a policy that comes later is told as well.
   void set_costs(ModelId model, LayerIndex layer, const PolicyCosts& costs);
   void grace_done(ModelId model, LayerIndex layer, SlotIndex slot);
+  // The bytes of a resident expert are not the file's: somebody wrote into its slot. kReading: its entry goes
+  // (kUnpublish), and behind the grace period it is read again. kPinned: a lease or a hold keeps it; to be
+  // told again when that may have changed. kGone: it is not in that slot any more.
+  enum class Reload : std::uint8_t { kReading, kPinned, kGone };
+  Reload slot_corrupt(ModelId model, LayerIndex layer, SlotIndex slot, ExpertIndex expert);
 
   // -- slots of a layer become more or fewer.
   // More, for which the shell has memory: at most as many as there is room for. Returns how many.
@@ -259,12 +264,13 @@ class Brain {
   void hold_lease(LaneId lane);
   // Instead of grace_done, when the lane has stalled in `epoch` and may use the slot: the old expert goes
   // back (kPublish) and is held, the one that was to come gets another slot, or the leases that wait for it
-  // queue again. Returns false, and changes nothing, when the slot is not being emptied or the old expert is
-  // on its way elsewhere.
-  // Of a device slot the falling expert goes back and the move is off. Of the RAM slot that a risen one has
-  // left (kMove) nothing can go back: the slot is out of service until grace_done, which the shell still has
-  // to report, so false is returned, at the first time and later; a falling expert that was to come there
-  // gets another slot, or is given up and its leases queue again.
+  // queue again. Returns false when the grace period goes on, at the first time and later: the slot is not being
+  // emptied, or the old expert is on its way elsewhere. Only in two such cases something changes: the old
+  // expert is the one that was to come (slot_corrupt): it is absent, whoever waits for it queues again, and
+  // the layer is without the slot until grace_done. Or the slot is the RAM slot that a risen expert has left
+  // (kMove): nothing can go back, the slot is out of service until grace_done, and a falling expert that was
+  // to come there gets another slot, or is given up and its leases queue again.
+  // Of a device slot the falling expert goes back and the move is off.
   bool undo_eviction(const Eviction& eviction, LaneId lane, std::uint64_t epoch);
   // Where nobody leases: the old expert goes back, the newcomer gets no other slot.
   bool cancel_eviction(const Eviction& eviction);

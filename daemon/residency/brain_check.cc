@@ -101,8 +101,8 @@ void Brain::check_invariants() const {
     for (std::size_t i = 0; i < model->layers.size(); ++i) {
       const LayerState& layer = model->layers[i];
       CHECK(n_promised[i] == layer.n_promised);
-      n_more[layer.shape.slot_class] +=
-          std::int64_t{layer.table.n_slots()} + layer.table.n_closing() - layer.shape.n_slots;
+      n_more[layer.shape.slot_class] += std::int64_t{layer.table.n_slots()} + layer.table.n_closing() +
+                                        layer.table.n_draining() - layer.shape.n_slots;
     }
     for (const auto& [slot_class, n] : n_more) CHECK(n == 0);
   }

@@ -105,7 +105,7 @@ struct Brain::State {
   [[nodiscard]] bool can_spare_slot(const ModelState& model, const LayerState& layer) const;
   // Of its addresses: those that are open, will be, or still hold memory.
   [[nodiscard]] static std::uint32_t n_taken(const LayerState& layer) {
-    return layer.table.n_slots() + layer.table.n_closing() + layer.n_promised;
+    return layer.table.n_slots() + layer.table.n_closing() + layer.table.n_draining() + layer.n_promised;
   }
   void trade_undone(ModelState& model, LayerState& from);  // the slot that was closing stays open
 

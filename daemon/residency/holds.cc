@@ -89,6 +89,7 @@ bool Brain::State::undo(const Eviction& eviction, bool move_coming) {
     case LayerTable::Undo::kPutBack:
       load_ended(layer, eviction.leaving, ReadOutcome::kOk);
       return true;
+    case LayerTable::Undo::kDraining:
     case LayerTable::Undo::kStalledNoRoom:
       queue_again(layer, coming);
       [[fallthrough]];

@@ -333,6 +333,19 @@ bool LayerTable::promote(ExpertIndex index, std::vector<Command>& commands, Phas
   return true;
 }
 
+bool LayerTable::reload(SlotIndex index, ExpertIndex expert_index, std::vector<Command>& commands) {
+  CHECK(is_in(index, expert_index));
+  Expert& expert = at(expert_index);
+  if (expert.pins != 0) return false;
+  const Step last_step = expert.last_step;
+  victims_.assign(1, expert_index);
+  next_victim_ = 0;
+  (void)evict(SlotState::kEvicting, kNobody, commands);
+  expert.state = ExpertState::kComing;
+  at(index).step = last_step;
+  return true;
+}
+
 LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_index, bool move_coming,
                                            ExpertIndex* coming, std::vector<Command>& commands) {
   if (index.value >= kDeviceSlot) {
@@ -348,6 +361,16 @@ LayerTable::Undo LayerTable::undo_eviction(SlotIndex index, ExpertIndex old_inde
   }
   Expert& old = at(old_index);
   const bool was_closing = slot.state == SlotState::kClosing;
+  if (slot.state == SlotState::kEvicting && slot.expert == old_index) {
+    // A policy is never told of 0 slots: in a layer of one the lane is waited for.
+    if (!move_coming || n_open_ == 1) return Undo::kIgnored;
+    *coming = old_index;
+    old.state = ExpertState::kAbsent;
+    slot.state = SlotState::kDraining;
+    ++n_draining_;
+    add_open(-1);
+    return Undo::kDraining;
+  }
   if ((slot.state != SlotState::kEvicting && !was_closing) || old.state != ExpertState::kAbsent)
     return Undo::kIgnored;
   const Step step = slot.step;
@@ -438,6 +461,12 @@ LayerTable::Grace LayerTable::grace_done(SlotIndex index, std::vector<Command>& 
       // for.
       command_read(slot.expert, index, commands);
       return Grace::kNothing;
+    case SlotState::kDraining:
+      slot.state = SlotState::kFree;
+      free_.push_back(index);
+      --n_draining_;
+      add_open(1);
+      return Grace::kFreed;
     case SlotState::kLeaving:
     case SlotState::kStalled:
       return vacated(index, commands);
@@ -553,7 +582,8 @@ void LayerTable::check(const Pins& expected) const {
   CHECK(expected.all.size() == experts_.size() && expected.held.size() == experts_.size());
   std::vector<std::uint32_t> names_of_slot(slots_.size());
   std::vector<std::pair<ExpertIndex, SlotIndex>> on_device;
-  std::uint32_t n_resident = 0, n_evictable = 0, n_coming = 0, n_held = 0, n_closing = 0, n_ahead = 0;
+  std::uint32_t n_resident = 0, n_evictable = 0, n_coming = 0, n_held = 0, n_closing = 0, n_draining = 0,
+                n_ahead = 0;
   for (std::uint32_t i = 0; i < experts_.size(); ++i) {
     const Expert& expert = experts_[i];
     CHECK(expert.pins == expected.all[i] + (device_.pins(ExpertIndex(i)) ? 1 : 0));
@@ -600,9 +630,9 @@ void LayerTable::check(const Pins& expected) const {
     ++names_of_slot[slot.value];
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i].state != SlotState::kClosing) continue;
+    if (slots_[i].state != SlotState::kClosing && slots_[i].state != SlotState::kDraining) continue;
     ++names_of_slot[i];
-    ++n_closing;
+    ++(slots_[i].state == SlotState::kClosing ? n_closing : n_draining);
   }
   // What a move holds.
   const DeviceSlots::Move& move = device_.move();
@@ -623,12 +653,13 @@ void LayerTable::check(const Pins& expected) const {
   if (move.falling) CHECK(at(*move.falling).state == ExpertState::kComing);
   device_.check(on_device);
   for (std::uint32_t names : names_of_slot)
-    CHECK(names == 1);  // one owner: an expert, a list, its closing, a move, or the lane it is kept for
+    // One owner: an expert, a list, its closing or draining, a move, or the lane it is kept for.
+    CHECK(names == 1);
   CHECK(n_resident == n_resident_ && n_evictable == n_evictable_ && n_held == n_held_);
-  CHECK(n_open_ >= 1 && n_closing == n_closing_);
+  CHECK(n_open_ >= 1 && n_closing == n_closing_ && n_draining == n_draining_);
   CHECK(n_stalled == n_stalled_ && n_coming == this->n_coming());
   CHECK(free_.size() + n_resident + n_coming + n_vacant() == n_open_);
-  CHECK(n_open_ + n_closing + closed_.size() == slots_.size());
+  CHECK(n_open_ + n_closing + n_draining + closed_.size() == slots_.size());
   CHECK(counters_.hits + counters_.misses == counters_.lookups);
   CHECK(counters_.device_hits <= counters_.hits && counters_.swaps <= counters_.rises);
   CHECK(counters_.insertions - counters_.evictions ==

@@ -3,7 +3,9 @@
 // is appended to the command list. Thread: core loop. Memory: sized at construction; only admit and the
 // completions append commands.
 //
-// (undo_eviction: evicting or closing -> resident again, with the old expert)
+// (undo_eviction: evicting or closing -> resident again, with the old expert. reload: resident -> evicting,
+// for the same expert; undone, its slot is draining: nobody's until the lanes that read it are done, then
+// free)
 //          admit                     read_done kOk
 //   free ------------> loading ----------------------> resident
 //   ^ ^                 |  ^                            |    |
@@ -51,6 +53,7 @@ class LayerTable {
   [[nodiscard]] std::uint32_t n_slots() const { return n_open_; }  // open
   [[nodiscard]] std::uint32_t n_slots_max() const { return static_cast<std::uint32_t>(slots_.size()); }
   [[nodiscard]] std::uint32_t n_closing() const { return n_closing_; }
+  [[nodiscard]] std::uint32_t n_draining() const { return n_draining_; }
   [[nodiscard]] std::uint32_t n_held() const { return n_held_; }  // experts in RAM slots
   [[nodiscard]] std::uint32_t n_experts() const { return static_cast<std::uint32_t>(experts_.size()); }
   [[nodiscard]] std::uint32_t n_resident() const { return n_resident_; }
@@ -111,14 +114,32 @@ class LayerTable {
   [[nodiscard]] std::uint32_t n_free() const { return static_cast<std::uint32_t>(free_.size()); }
   [[nodiscard]] bool is_absent(ExpertIndex expert) const { return at(expert).state == ExpertState::kAbsent; }
 
+  [[nodiscard]] bool is_in(SlotIndex slot, ExpertIndex expert) const {
+    return is_resident(expert) && at(expert).slot == slot;
+  }
+  // Evicts an expert whose bytes are not right any more, to read it into the same slot again. False: it is
+  // pinned. REQUIRES: is_in, a RAM slot.
+  bool reload(SlotIndex slot, ExpertIndex expert, std::vector<Command>& commands);
+
   // kNothing also when the slot does not wait for it: a late or doubled event.
   enum class Grace : std::uint8_t { kNothing, kClosed, kFreed };
   Grace grace_done(SlotIndex slot, std::vector<Command>& commands);
   // Puts the old expert back into a slot that is being emptied. kNoRoom: the expert that was to come has no
   // slot now; its pins are for the caller to release. move_coming false: it is not looked for one. kKept:
   // none was to come, the slot was to be closed and stays open. kPutBack: it was waited for like a load.
-  // kStalled, kStalledNoRoom: it has risen, its RAM slot is out of service.
-  enum class Undo : std::uint8_t { kIgnored, kMoved, kNoRoom, kKept, kPutBack, kStalled, kStalledNoRoom };
+  // kStalled, kStalledNoRoom: it has risen, its RAM slot is out of service. kDraining: the old expert's bytes
+  // are wrong, so it is absent, its pins are for the caller to release, and the layer has a slot less until
+  // grace_done.
+  enum class Undo : std::uint8_t {
+    kIgnored,
+    kMoved,
+    kNoRoom,
+    kKept,
+    kPutBack,
+    kStalled,
+    kStalledNoRoom,
+    kDraining
+  };
   Undo undo_eviction(SlotIndex slot, ExpertIndex old_expert, bool move_coming, ExpertIndex* coming,
                      std::vector<Command>& commands);
   // The expert whose read ended; nothing when the slot was not loading.
@@ -154,6 +175,7 @@ class LayerTable {
     kLoading,
     kResident,
     kEvicting,
+    kDraining,
     kClosing,
     kClosed,
     kLeaving,
@@ -280,7 +302,7 @@ class LayerTable {
   std::uint32_t n_evictable_ = 0;  // resident and not pinned
   std::uint32_t n_held_ = 0;       // experts in RAM slots
   std::uint32_t n_stalled_ = 0;    // slots
-  std::uint32_t n_open_ = 0, n_closing_ = 0;
+  std::uint32_t n_open_ = 0, n_closing_ = 0, n_draining_ = 0;
   Step step_ = 0;
 };
 

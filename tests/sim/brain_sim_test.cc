@@ -96,6 +96,9 @@ void add(Stats& sum, const Stats& one) {
   sum.refused_by_stall += one.refused_by_stall;
   sum.streamed_prompts += one.streamed_prompts;
   sum.peer_changes += one.peer_changes;
+  sum.reloads += one.reloads;
+  sum.reloads_pinned += one.reloads_pinned;
+  sum.drained += one.drained;
   sum.promotions += one.promotions;
   sum.promotions_evicting += one.promotions_evicting;
   sum.promotions_refused += one.promotions_refused;
@@ -172,6 +175,9 @@ TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
       {"leases refused for a stalled lane", sum.refused_by_stall},
       {"prompts told to stream", sum.streamed_prompts},
       {"changes of peers", sum.peer_changes},
+      {"slots with wrong bytes", sum.reloads},
+      {"slots with wrong bytes that were pinned", sum.reloads_pinned},
+      {"slots with wrong bytes that a stalled lane keeps", sum.drained},
       {"promotions", sum.promotions},
       {"promotions that evicted", sum.promotions_evicting},
       {"promotions without room", sum.promotions_refused},
@@ -288,6 +294,7 @@ TEST_F(BrainSimulation, NobodyWaitsForALaneThatHasStopped) {
     options.long_stall_permille = 1;
     options.long_stall_ticks_max = 1'000'000;
     options.death_permille = 1;
+    options.corrupt_permille = 5;
     const SimReport report = simulate_named(options);
     ASSERT_EQ(report.violation, ViolationKind::kNone) << explain(options, report);
     EXPECT_LT(report.stats.wait_ticks_max, 6000u) << "seed " << seed;

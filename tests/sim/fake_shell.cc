@@ -300,6 +300,7 @@ void FakeShell::give_up_on(std::uint32_t id, const Place& place, ExpertIndex lea
     forget_grace();
     layer.busy_at(place.slot.value) = 0;
   } else {
+    if (brain_.slots(place.model, place.layer) < n_open) ++world_.stats.drained;
     brain_.hold(LaneId(id), place.layer, {&leaving, 1}, epoch);
     for (Grace& grace : graces_) {
       if (!grace.has_risen || grace.is_given_up || grace.place.model != place.model ||
@@ -343,6 +344,24 @@ void FakeShell::promote(ModelId model, LayerIndex index, ExpertIndex expert) {
 void FakeShell::move_slot(ModelId model, LayerIndex from, LayerIndex to) {
   world_.trace.note("move slot", {model.value, from.value, to.value});
   ++(brain_.move_slot(model, from, to) ? world_.stats.trades : world_.stats.trades_refused);
+  after_event();
+}
+
+void FakeShell::corrupt(ModelId model, LayerIndex index, SlotIndex slot) {
+  FakeLayer& layer = world_.layer(model, index);
+  const auto named = std::find(layer.table.begin(), layer.table.end(), static_cast<std::int32_t>(slot.value));
+  if (named == layer.table.end()) return;
+  const ExpertIndex expert(static_cast<std::uint32_t>(named - layer.table.begin()));
+  world_.trace.note("corrupt", {model.value, index.value, slot.value, expert.value});
+  const Brain::Reload reload = brain_.slot_corrupt(model, index, slot, expert);
+  if (reload == Brain::Reload::kReading) {
+    ++world_.stats.reloads;
+    layer.slots[slot.value].is_stray = true;
+  } else if (reload == Brain::Reload::kPinned) {
+    ++world_.stats.reloads_pinned;
+  } else {  // with batches the table lags behind the Brain
+    expect(world_.options.command_batch > 1, ViolationKind::kBadCommand, "a resident expert was not found");
+  }
   after_event();
 }
 

@@ -42,6 +42,7 @@ class FakeShell {
     ++world_.stats.peer_changes;
   }
   void promote(ModelId model, LayerIndex layer, ExpertIndex expert);  // whatever state it is in
+  void corrupt(ModelId model, LayerIndex layer, SlotIndex slot);      // whatever is in it
   void move_slot(ModelId model, LayerIndex from, LayerIndex to);
   void carry_out_commands();
 

@@ -49,6 +49,7 @@ SimOptions options_of_seed(std::uint64_t seed) {
     options.copy_delay_ticks_max = rng.below(2) == 0 ? 3 : rng.between(10, 200);
     options.long_stall_permille = std::max(options.long_stall_permille, rng.below(8));
   }
+  options.corrupt_permille = sometimes(60);
   return options;
 }
 

@@ -40,6 +40,8 @@ struct SimOptions {
 
   std::uint32_t trade_permille = 0;  // of ticks: a slot is moved from any layer to any other; > 0: behind
                                      // leases also where the routing says
+  // Of ticks: the bytes of a resident expert are found to be wrong.
+  std::uint32_t corrupt_permille = 0;
   // Models are one on several GPUs: alike, and of ticks: one of them is told of other peers.
   std::uint32_t peers_permille = 0;
   // Models prefetch, and lanes mostly go through the layers in order with experts that follow from each

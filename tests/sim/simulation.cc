@@ -165,6 +165,7 @@ class Simulation {
     // Asked first: the runs of seeds without promotions stay what they were.
     if (options.promote_permille > 0 && rng.permille(options.promote_permille)) promote_any();
     if (options.trade_permille > 0 && rng.permille(options.trade_permille)) trade_any();
+    if (options.corrupt_permille > 0 && rng.permille(options.corrupt_permille)) corrupt_any();
     if (options.peers_permille > 0 && rng.permille(options.peers_permille)) change_peers();
     if (rng.permille(options.model_removal_permille)) {
       ModelId& model = model_ids_[rng.below(model_ids_.size())];
@@ -191,6 +192,13 @@ class Simulation {
     const ModelId model = model_ids_[rng.below(model_ids_.size())];
     const LayerIndex layer(rng.below(world_.models.at(model).layers.size()));
     shell_.promote(model, layer, ExpertIndex(rng.below(world_.layer(model, layer).shape.n_experts)));
+  }
+
+  void corrupt_any() {
+    Rng& rng = world_.rng;
+    const ModelId model = model_ids_[rng.below(model_ids_.size())];
+    const LayerIndex layer(rng.below(world_.models.at(model).layers.size()));
+    shell_.corrupt(model, layer, SlotIndex(rng.below(world_.layer(model, layer).shape.room())));
   }
 
   void change_peers() {

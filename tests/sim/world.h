@@ -43,6 +43,7 @@ struct SlotBytes {
   bool is_torn = true;  // never written, half written, or its read failed
   ExpertIndex expert;
   std::uint64_t serial = 0;  // of the read that wrote it
+  bool is_stray = false;     // found wrong: no entry may name it from then on
 };
 
 struct FakeLayer {
@@ -65,7 +66,8 @@ struct FakeLayer {
     return slot < kDeviceSlot ? busy.at(slot) : device_busy.at(slot - kDeviceSlot);
   }
   [[nodiscard]] bool holds(std::uint32_t slot, ExpertIndex expert) {
-    return !bytes_at(slot).is_torn && bytes_at(slot).expert == expert;
+    const SlotBytes& bytes = bytes_at(slot);
+    return !bytes.is_torn && !bytes.is_stray && bytes.expert == expert;
   }
 };
 
@@ -87,6 +89,7 @@ struct Stats {
   std::uint64_t long_stalls = 0, undone = 0, held = 0, held_whole = 0, held_leases = 0, known_unused = 0,
                 refused_by_stall = 0, streamed_prompts = 0;
   std::uint64_t peer_changes = 0;
+  std::uint64_t reloads = 0, reloads_pinned = 0, drained = 0;
   std::uint64_t promotions = 0, promotions_evicting = 0, promotions_refused = 0;
   std::uint64_t trades = 0, trades_refused = 0, trades_by_routing = 0, releases = 0, trades_undone = 0;
   std::uint64_t reads_ahead = 0, reads_hastened = 0, prefetch_used = 0, prefetch_late = 0,

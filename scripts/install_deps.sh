@@ -4,7 +4,7 @@
 set -eu
 packages="g++ cmake ninja-build make pkg-config ccache git ca-certificates
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libspdlog-dev liburing-dev libgtest-dev libgmock-dev
-  libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libsystemd-dev libzstd-dev libgomp1 fio python3"
+  libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libsystemd-dev libzstd-dev libxxhash-dev libgomp1 fio python3"
 command -v npm >/dev/null 2>&1 || packages="$packages npm"
 packages="$packages $*"
 missing=""

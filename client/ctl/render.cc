@@ -106,6 +106,7 @@ std::string render(const Status& status) {
   table.add({"tiers", status.tiers().empty() ? "-" : printable(status.tiers())});
   table.add({"devices", devices.empty() ? "-" : devices});
   table.add({"ssd", describe(status.ssd())});
+  table.add({"scrub", status.scrub().empty() ? "-" : printable(status.scrub())});
   table.add({"control", printable(status.control_socket())});
   table.add({"handle", printable(status.handle_socket())});
   return table.text();
@@ -191,6 +192,10 @@ std::string render(const Stats& stats, const Stats* before) {
                                " used, " + number(c.prefetch_late()) + " late, " +
                                number(c.prefetch_wasted()) + " wasted, " + number(c.prefetch_regretted()) +
                                " misses of what they displaced"});
+  }
+  if (const Counters& total = stats.total(); total.slots_checked() > 0) {
+    facts.add({"scrub", number(total.slots_checked()) + " slots compared with their files, " +
+                            number(total.slots_corrupt()) + " wrong"});
   }
   if (const Counters& total = stats.total(); stats.device_bytes() > 0 || total.epochs() > 0) {
     facts.add(

@@ -64,6 +64,11 @@ struct Config {
   SsdOptions ssd;
   GpuOptions gpu;
 
+  // Whether slots still hold what the files say: each resident one is looked at once a period, unless that
+  // were more bytes a second. 0: never; no limit.
+  std::uint64_t scrub_period_ms = 1'800'000;
+  std::uint64_t scrub_bytes_per_second = 16u << 20;
+
   std::uint32_t max_sessions = 64;
   std::uint32_t max_models = 16;
   // Of one user's sessions together; user_limits.h.

@@ -231,6 +231,36 @@ std::string print_engine(SsdEngine engine) {
   return engine == SsdEngine::kAuto ? "auto" : engine == SsdEngine::kIoUring ? "io_uring" : "pread";
 }
 
+struct TimeUnit {
+  std::string_view suffix;
+  std::uint64_t ms;
+};
+constexpr TimeUnit kTimeUnits[] = {{"h", 3'600'000}, {"m", 60'000}, {"s", 1000}};
+constexpr std::uint64_t kPeriodMsMax = 7 * 24 * 3'600'000ull;
+
+Status parse_period(std::string_view text, std::uint64_t* ms) {
+  if (text == "none") {
+    *ms = 0;
+    return ok();
+  }
+  for (const TimeUnit& unit : kTimeUnits) {
+    if (!text.ends_with(unit.suffix)) continue;
+    const auto count = parse_number(text.substr(0, text.size() - 1), {1, kPeriodMsMax / unit.ms});
+    if (!count) break;
+    *ms = *count * unit.ms;
+    return ok();
+  }
+  return invalid("must be none, or a time of at most 7 days like 90s, 30m or 2h");
+}
+
+std::string print_period(std::uint64_t ms) {
+  if (ms == 0) return "none";
+  for (const TimeUnit& unit : kTimeUnits) {
+    if (ms % unit.ms == 0) return std::to_string(ms / unit.ms) + std::string(unit.suffix);
+  }
+  return std::to_string((ms + 999) / 1000) + "s";
+}
+
 template <typename T, typename U>
 Status store(const Result<T>& value, U* out) {
   if (!value) return Fault(value.error());
@@ -361,6 +391,16 @@ constexpr std::array kSettings = {
               return store(parse_number(t, {0, 100}), &c.gpu.max_slowdown_percent);
             },
             [](const C& c) { return std::to_string(c.gpu.max_slowdown_percent); }},
+    Setting{"scrub.period", "", kText, "TIME|none",
+            "in which every resident slot is compared with its file once: 90s, 30m, 2h (30m)",
+            [](C& c, T t) { return parse_period(t, &c.scrub_period_ms); },
+            [](const C& c) { return print_period(c.scrub_period_ms); }},
+    Setting{"scrub.rate", "", kSize, "SIZE",
+            "bytes a second that this reads at most, whatever the period; 0: no limit (16MiB)",
+            [](C& c, T t) {
+              return store(parse_bounded_bytes(t, {0, 1ull << 46}), &c.scrub_bytes_per_second);
+            },
+            [](const C& c) { return std::to_string(c.scrub_bytes_per_second); }},
     Setting{"limits.sessions", "", kInteger, "N", "client sessions at once (64)",
             [](C& c, T t) {
               return store(parse_number(t, {1, 4096}), &c.max_sessions);

@@ -54,6 +54,8 @@ void add_model(const ModelReport& model, control::v1::Counters* to) {
   to->set_bytes_from_peers(to->bytes_from_peers() + model.bytes_from_peers);
   to->set_bytes_demoted(to->bytes_demoted() + model.bytes_demoted);
   to->set_epochs(to->epochs() + model.epochs);
+  to->set_slots_checked(to->slots_checked() + model.slots_checked);
+  to->set_slots_corrupt(to->slots_corrupt() + model.slots_corrupt);
 }
 
 }  // namespace
@@ -72,6 +74,7 @@ void translate(const StatusReport& from, control::v1::Status* to) {
   to->set_models(from.models);
   for (const std::string& device : from.devices) to->add_devices(device);
   to->set_tiers(from.tiers);
+  to->set_scrub(from.scrub);
   translate(from.ssd, to->mutable_ssd());
 }
 
@@ -109,6 +112,8 @@ void translate(const ModelReport& from, control::v1::Model* to) {
   to->set_spills(from.spills);
   to->set_bytes_demoted(from.bytes_demoted);
   to->set_prefetch(from.prefetch);
+  to->set_slots_checked(from.slots_checked);
+  to->set_slots_corrupt(from.slots_corrupt);
   for (const LayerReport& layer : from.layers) {
     control::v1::Layer* out = to->add_layers();
     out->set_block(layer.block);

@@ -106,6 +106,7 @@ void Core::run() {
     }
     advance_epochs();
     carry_out_commands();
+    read_wrong_slots_again();
     watch_stalls();
     watch_policy_libraries();
     session_list_.clear();
@@ -179,7 +180,13 @@ void Core::drain_reads() {
     carry_out_commands();
   }
   for (const ReadTable::StreamDone& done : stream_done_) finish_stream(done);
-  for (const ReadTable::BulkDone& done : bulk_done_) gpu_.load_done(done);
+  for (const ReadTable::BulkDone& done : bulk_done_) {
+    if (done.read.on_done) {
+      done.read.on_done(done.result);
+    } else {
+      gpu_.load_done(done);
+    }
+  }
 }
 
 void Core::finish_stream(const ReadTable::StreamDone& done) {
@@ -443,7 +450,7 @@ bool Core::reads_ahead() const {
 }
 
 bool Core::waiting_on_lanes() const {
-  if (!grace_.empty()) return true;
+  if (!grace_.empty() || !wrong_slots_.empty()) return true;
   for (const auto& [id, state] : sessions_) {
     if (state.session->hung_up) return true;
     for (const auto& lane : state.lanes) {

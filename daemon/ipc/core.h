@@ -28,6 +28,7 @@
 #include "daemon/ipc/reads.h"
 #include "daemon/ipc/ring_reader.h"
 #include "daemon/ipc/routing_tap.h"
+#include "daemon/ipc/scrubber.h"
 #include "daemon/ipc/session.h"
 #include "daemon/ipc/shadows.h"
 #include "daemon/ipc/shared_model.h"
@@ -139,6 +140,14 @@ class Core {
   // model 0: the only one there is. kNotFound, kInvalid (several), kLimit (recordings).
   Result<RoutingRecording> open_recording(std::uint32_t model);
   void close_recording(const std::shared_ptr<RoutingTap>& tap) { taps_.close(tap); }
+  // -- what the scrubber asks and tells
+  [[nodiscard]] std::vector<std::shared_ptr<SharedModel>> pools() const;
+  // Reads the expert's parts from the model's files into `to`, one behind the other, behind all reads that
+  // somebody waits for. False: the model is gone, or its files are not what they were.
+  bool read_again(const std::shared_ptr<SharedModel>& model, LayerIndex layer, ExpertIndex expert,
+                  const std::shared_ptr<FileCopy>& to);
+  void slot_is_wrong(const std::shared_ptr<SharedModel>& model, WrongSlot wrong);
+  void file_is_unsteady(const std::shared_ptr<SharedModel>& model, LayerIndex layer, ExpertIndex expert);
 
  private:
   // epoll user data: what woke the loop; the session's id lies above the two bits.
@@ -186,6 +195,8 @@ class Core {
   [[nodiscard]] static bool has_stalled(Lane& lane, std::uint64_t now);
   [[nodiscard]] std::span<const ExpertIndex> may_use(const Lane& lane, LayerIndex layer);
   void carry_out_commands();
+  void read_wrong_slots_again();
+  void scrub_findings(std::vector<Finding>* out) const;
   void trade_slots(SharedModel& model, LayerIndex busy);
   void release(SharedModel& model, LayerIndex layer, SlotIndex slot);
   void tell_open(SharedModel& model) const;
@@ -256,8 +267,9 @@ class Core {
   std::uint64_t turn_ = 0;
   std::uint64_t last_record_ns_ = 0;
   std::uint64_t last_sweep_ns_ = 0;
-  bool release_failed_ = false;      // and it was said
-  std::vector<std::uint64_t> rung_;  // sessions whose doorbell rang this turn
+  bool release_failed_ = false;                             // and it was said
+  std::vector<std::pair<ModelId, WrongSlot>> wrong_slots_;  // that are still to be read again
+  std::vector<std::uint64_t> rung_;                         // sessions whose doorbell rang this turn
   // Scratch, reused.
   std::vector<ReadTable::SlotDone> slot_done_;
   std::vector<ReadTable::StreamDone> stream_done_;

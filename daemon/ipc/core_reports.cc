@@ -36,6 +36,8 @@ std::vector<ModelReport> Core::model_reports() const {
     report.pool_bytes_backed = model->pool().bytes_backed();
     report.changed_on_disk = model->changed_on_disk;
     report.bytes_read = model->bytes_read;
+    report.slots_checked = model->slots_checked;
+    report.slots_corrupt = model->slots_corrupt;
     report.streamed_parts = model->streamed_parts;
     report.streamed_bytes = model->streamed_bytes;
     report.prefetch = name_of(brain_.prefetch(model->id()));
@@ -205,6 +207,7 @@ std::vector<Finding> Core::findings() const {
   }
   if (ssd.errors > 0) out.push_back({"error", "ssd", std::to_string(ssd.errors) + " reads failed"});
   gpu_.findings(&out);
+  scrub_findings(&out);
   for (const auto& library : policy_libraries_.all()) {
     if (library->wrong_answers == 0) continue;
     out.push_back({"warning", "policy " + library->name,

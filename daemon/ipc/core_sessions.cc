@@ -407,6 +407,7 @@ void Core::erase_model(std::uint32_t id) {
   shadows_.stop(model->id());
   plans_.erase(id);
   grace_.model_gone(model->id());
+  std::erase_if(wrong_slots_, [&](const auto& wrong) { return wrong.first == model->id(); });
   models_.erase(id);
   // Its files are closed when the last read from them is done.
   while (model->reads_in_flight > 0) {

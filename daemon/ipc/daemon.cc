@@ -45,6 +45,11 @@ Result<std::unique_ptr<Daemon>> Daemon::start(const Config& config) {
   auto handles = HandleServer::start(config, *daemon->core_, daemon->roots_, boot_epoch);
   if (!handles) return std::move(handles).error();
   daemon->handles_ = *std::move(handles);
+  if (config.scrub_period_ms > 0) {
+    daemon->scrubber_ = std::make_unique<Scrubber>(
+        *daemon->core_, Scrubber::Pace{.period_ns = config.scrub_period_ms * 1'000'000,
+                                       .bytes_per_second = config.scrub_bytes_per_second});
+  }
   daemon->keeper_ = std::thread([raw = daemon.get()] { raw->keep(); });
   return daemon;
 }
@@ -56,6 +61,7 @@ Daemon::~Daemon() { stop(); }
 
 void Daemon::stop() {
   handles_.reset();  // no new sessions; it may still call the loop
+  scrubber_.reset();
   if (keeper_.joinable()) {
     {
       const std::lock_guard lock(keeper_mutex_);
@@ -166,7 +172,18 @@ StatusReport Daemon::status() {
   report.uptime_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
   report.control_socket = config_.control_socket;
   report.handle_socket = config_.handle_socket;
+  report.scrub = describe_scrub();
   return report;
+}
+
+std::string Daemon::describe_scrub() const {
+  if (!scrubber_) return "off";
+  const std::uint64_t period_s = config_.scrub_period_ms / 1000;
+  const std::uint64_t round_s = scrubber_->round_ns() / 1'000'000'000;
+  std::string text = "each slot every " + std::to_string(std::max(round_s, period_s)) + " s";
+  if (round_s > period_s + period_s / 8)
+    text += " (scrub.rate is too low for " + std::to_string(period_s) + " s)";
+  return text;
 }
 
 std::vector<ModelReport> Daemon::models() {

@@ -16,6 +16,7 @@
 #include "daemon/ipc/core.h"
 #include "daemon/ipc/daemon_control.h"
 #include "daemon/ipc/handle_server.h"
+#include "daemon/ipc/scrubber.h"
 #include "daemon/platform/fd.h"
 #include "daemon/platform/file_roots.h"
 
@@ -50,11 +51,13 @@ class Daemon final : public DaemonControl {
   [[nodiscard]] Result<UniqueFd> open_by_name(const std::string& path) const;
   void keep();  // the keeper thread: saves now and then, empties the taps of challengers
   void drain_windows();
+  [[nodiscard]] std::string describe_scrub() const;
   void save_warmth();
   const Config config_;
   const std::uint64_t boot_epoch_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::unique_ptr<Core> core_;
+  std::unique_ptr<Scrubber> scrubber_;  // null: off
   const FileRoots roots_;
   std::unique_ptr<HandleServer> handles_;
   std::mutex keeper_mutex_;

@@ -60,6 +60,8 @@ struct ModelReport {
   std::vector<std::string> peers;  // UUIDs
   std::uint64_t peer_hits = 0, bytes_from_peers = 0;
   std::uint64_t epochs = 0;  // graphs computed
+  // By the scrubber: times that a slot was compared with its file, and did not hold its bytes.
+  std::uint64_t slots_checked = 0, slots_corrupt = 0;
   std::vector<LayerReport> layers;
   std::vector<LeftOutReport> left_out;
 };
@@ -89,6 +91,7 @@ struct StatusReport {
   std::uint32_t sessions = 0, models = 0;
   std::vector<std::string> devices;
   std::string tiers;  // as --tiers takes them
+  std::string scrub;  // how often slots are compared with their files, for people
   SsdStats ssd;
 };
 

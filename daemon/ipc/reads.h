@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -35,10 +36,12 @@ struct StreamRead {
   std::uint32_t seq = 0;
 };
 
-// Parts of experts into memory of any kind: what a model on a GPU is loaded with.
+// Parts of experts into memory of any kind: what a model on a GPU is loaded with, or what slots are compared
+// with.
 struct BulkRead {
-  std::shared_ptr<void> owner;  // of the memory
-  std::uint64_t tag = 0;        // of the caller, comes back
+  std::shared_ptr<void> owner;                   // of the memory
+  std::uint64_t tag = 0;                         // of the caller, comes back
+  std::function<void(ReadResult)> on_done = {};  // who is told, in place of the GPU service
 };
 
 // Reads that nobody waits for go behind those that somebody waits for: they are submitted last, and only so

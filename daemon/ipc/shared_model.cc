@@ -127,6 +127,7 @@ SharedModel::SharedModel(Parameters parameters, std::unique_ptr<Pool> pool)
   for (const LayerLayout& layer : p_.layout.layers) {
     limits_.push_back({layer.n_experts, static_cast<std::uint32_t>(layer.parts.size())});
     room_.push_back(slot_room(p_.scope, p_.n_slots[room_.size()], layer.n_experts));
+    residence_.emplace_back(room_.back());
   }
 }
 
@@ -213,8 +214,7 @@ void SharedModel::write_segment() {
 
 std::byte* SharedModel::slot(LayerIndex layer, SlotIndex slot) {
   DCHECK(slot.value < room_[layer.value]);
-  return pool_->host_view().data() + window_offset_[layer.value] +
-         slot.value * p_.layout.layers[layer.value].slot_stride;
+  return pool_->host_view().data() + slot_offset(layer, slot);
 }
 
 ModelShape SharedModel::shape() const {
@@ -238,7 +238,7 @@ std::vector<SlotWindow> SharedModel::traded_slots() const {
 }
 
 Status SharedModel::release(LayerIndex layer, SlotIndex slot) {
-  return pool_->release(window_offset_[layer.value] + slot.value * slot_bytes(layer), slot_bytes(layer));
+  return pool_->release(slot_offset(layer, slot), slot_bytes(layer));
 }
 
 void SharedModel::tell_open(LayerIndex layer, std::uint32_t n_slots) {
@@ -250,6 +250,7 @@ std::atomic_ref<std::int32_t> SharedModel::entry(LayerIndex layer, ExpertIndex e
 }
 
 void SharedModel::publish(LayerIndex layer, ExpertIndex expert, SlotIndex slot) {
+  set_residence(layer, static_cast<std::int32_t>(slot.value), expert.value + 1);
   entry(layer, expert).store(static_cast<std::int32_t>(slot.value), std::memory_order_release);
 }
 
@@ -261,11 +262,29 @@ void SharedModel::tell_device_slots() {
 }
 
 void SharedModel::move(LayerIndex layer, ExpertIndex expert, SlotIndex slot) {
-  entry(layer, expert).store(static_cast<std::int32_t>(slot.value), std::memory_order_seq_cst);
+  const std::int32_t left =
+      entry(layer, expert).exchange(static_cast<std::int32_t>(slot.value), std::memory_order_seq_cst);
+  if (left != MOECACHED_ABSENT) set_residence(layer, left, 0);
 }
 
 void SharedModel::unpublish(LayerIndex layer, ExpertIndex expert) {
-  entry(layer, expert).store(MOECACHED_ABSENT, std::memory_order_seq_cst);
+  const std::int32_t slot = entry(layer, expert).exchange(MOECACHED_ABSENT, std::memory_order_seq_cst);
+  if (slot != MOECACHED_ABSENT) set_residence(layer, slot, 0);
+}
+
+void SharedModel::set_residence(LayerIndex layer, std::int32_t slot, std::uint32_t expert_plus_1) {
+  if (slot >= MOECACHED_DEVICE_SLOT) return;  // nobody looks at those
+  std::atomic<std::uint64_t>& word = residence_[layer.value][static_cast<std::size_t>(slot)];
+  const std::uint64_t stays = (word.load(std::memory_order_relaxed) >> 32) + 1;
+  word.store(stays << 32 | expert_plus_1, std::memory_order_release);
+}
+
+SharedModel::Residence SharedModel::residence(LayerIndex layer, SlotIndex slot) const {
+  // Behind the loads of the bytes, which are the kernel's: a system call orders them.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const std::uint64_t word = residence_[layer.value][slot.value].load(std::memory_order_acquire);
+  return {.stays = static_cast<std::uint32_t>(word >> 32),
+          .expert_plus_1 = static_cast<std::uint32_t>(word & UINT32_MAX)};
 }
 
 }  // namespace moecached

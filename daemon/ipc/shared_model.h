@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -33,6 +34,18 @@ namespace moecached {
 // Slots of whole pages, so that each can be given back by itself.
 void align_slots_to_pages(ModelLayout& layout);
 [[nodiscard]] std::uint64_t pool_bytes_of(const ModelLayout& layout, std::span<const std::uint32_t> n_slots);
+
+// A slot that did not hold its expert's bytes.
+struct WrongSlot {
+  LayerIndex layer;
+  SlotIndex slot;
+  ExpertIndex expert;
+  std::uint32_t stays = 0;  // SharedModel::Residence
+  std::int64_t right_at_s =
+      0;  // when it was last seen right, or the expert not yet there; seconds since 1970
+  std::int64_t found_at_s = 0;
+  bool is_pinned = false;  // leases keep it from being read again
+};
 
 class SharedModel {
  public:
@@ -66,6 +79,10 @@ class SharedModel {
   [[nodiscard]] std::uint64_t segment_bytes() const { return segment_.bytes().size(); }
 
   [[nodiscard]] std::byte* slot(LayerIndex layer, SlotIndex slot);
+  [[nodiscard]] std::uint32_t room(LayerIndex layer) const { return room_[layer.value]; }  // slots
+  [[nodiscard]] std::uint64_t slot_offset(LayerIndex layer, SlotIndex slot) const {        // in the pool
+    return window_offset_[layer.value] + slot.value * slot_bytes(layer);
+  }
   [[nodiscard]] std::uint64_t slot_bytes(LayerIndex layer) const {
     return p_.layout.layers[layer.value].slot_stride;
   }
@@ -80,6 +97,16 @@ class SharedModel {
   // Sequentially consistent: GraceTracker::begin must not look at the lanes before the entry is absent for
   // all.
   void unpublish(LayerIndex layer, ExpertIndex expert);
+  // Who is in a slot, any thread. While it stays equal, the slot's bytes were not the daemon's to change: it
+  // is another before the grace period of an eviction begins.
+  struct Residence {
+    std::uint32_t stays = 0;  // that began or ended here
+    std::uint32_t expert_plus_1 = 0;
+    [[nodiscard]] bool is_empty() const { return expert_plus_1 == 0; }
+    [[nodiscard]] ExpertIndex expert() const { return ExpertIndex(expert_plus_1 - 1); }
+    bool operator==(const Residence&) const = default;
+  };
+  [[nodiscard]] Residence residence(LayerIndex layer, SlotIndex slot) const;
 
   // Of a spill model; or null.
   [[nodiscard]] VramSlots* device() const { return device_.get(); }
@@ -95,12 +122,17 @@ class SharedModel {
   bool changed_on_disk = false;
   std::uint32_t reads_in_flight = 0;  // operations of the read table
   std::uint64_t bytes_read = 0, streamed_parts = 0, streamed_bytes = 0;
+  std::uint64_t slots_corrupt = 0;
+  std::deque<WrongSlot> wrong_slots;            // the latest of them
+  bool is_file_unsteady = false;                // two reads of it gave different bytes
+  std::atomic<std::uint64_t> slots_checked{0};  // the scrubber's
 
  private:
   SharedModel(Parameters parameters, std::unique_ptr<Pool> pool);
   [[nodiscard]] std::uint64_t segment_bytes_needed() const;
   void write_segment();
   [[nodiscard]] std::atomic_ref<std::int32_t> entry(LayerIndex layer, ExpertIndex expert);
+  void set_residence(LayerIndex layer, std::int32_t slot, std::uint32_t expert_plus_1);
 
   Parameters p_;
   std::unique_ptr<Pool> pool_;
@@ -110,6 +142,8 @@ class SharedModel {
   std::vector<std::uint32_t> room_;  // slots, by layer
   std::vector<std::uint64_t> window_offset_;
   std::vector<std::uint32_t> table_first_;
+  std::vector<std::vector<std::atomic<std::uint64_t>>>
+      residence_;  // by layer, slot: stays << 32 | expert + 1
   std::int32_t* table_ = nullptr;
   moecached_shm_layer* layers_ = nullptr;
   moecached_shm_spill* spill_ = nullptr;

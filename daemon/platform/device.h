@@ -31,7 +31,8 @@ class Pool {
   [[nodiscard]] virtual int export_fd() const = 0;
   // The whole pool when the CPU can write it in place (reads from SSD go straight there); empty otherwise.
   [[nodiscard]] virtual std::span<std::byte> host_view() = 0;
-  // Copies into / out of the pool and returns when the bytes are there. kInvalid: out of range.
+  // Copies into / out of the pool and returns when the bytes are there; reading gives no memory to what has
+  // none. kInvalid: out of range.
   virtual Status write(std::uint64_t offset, std::span<const std::byte> source) = 0;
   virtual Status read(std::uint64_t offset, std::span<std::byte> destination) const = 0;
   // Gives the memory of the whole pages in this range back; they read as zero from then on. kInvalid: out of

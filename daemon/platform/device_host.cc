@@ -49,9 +49,7 @@ class HostPool final : public Pool {
 
   Status read(std::uint64_t offset, std::span<std::byte> destination) const override {
     if (Status status = check_range(offset, destination.size()); !status) return status;
-    if (!destination.empty())
-      std::memcpy(destination.data(), memory_.bytes().data() + offset, destination.size());
-    return ok();
+    return memory_.read(offset, destination);
   }
 
   Status release(std::uint64_t offset, std::uint64_t n_bytes) override {

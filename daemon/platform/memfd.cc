@@ -134,6 +134,18 @@ Result<Memfd> Memfd::create(std::string_view label, std::uint64_t bytes, ClientA
   return memory;
 }
 
+Status Memfd::read(std::uint64_t offset, std::span<std::byte> destination) const {
+  while (!destination.empty()) {
+    const ssize_t n = ::pread(fd_.get(), destination.data(), destination.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return system_fault("pread of shared memory", errno);
+    if (n == 0) return Fault{FaultCode::kInvalid, "read past the end of shared memory"};
+    destination = destination.subspan(static_cast<std::size_t>(n));
+    offset += static_cast<std::uint64_t>(n);
+  }
+  return ok();
+}
+
 Status Memfd::release(std::uint64_t offset, std::uint64_t bytes) noexcept {
   // F_SEAL_FUTURE_WRITE would refuse it (EPERM), by the mapping as by the descriptor.
   const std::uint64_t page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));

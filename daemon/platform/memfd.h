@@ -48,6 +48,9 @@ class Memfd {
   [[nodiscard]] int fd() const { return fd_.get(); }
   [[nodiscard]] std::span<std::byte> bytes() const { return mapping_.bytes(); }  // writable
   [[nodiscard]] std::uint64_t bytes_backed() const noexcept;
+  // Copies out of it by the descriptor: a load from the mapping would allocate the pages of holes. kInvalid:
+  // out of range.
+  [[nodiscard]] Status read(std::uint64_t offset, std::span<std::byte> destination) const;
   // Punches a hole of the whole pages within: their memory is free, for every process that maps them, and
   // reads as zero when it is touched again. REQUIRES: made as kReadOnlyReleasable; nothing has them pinned (a
   // registered buffer would keep its own, stale copy).

@@ -54,6 +54,10 @@ peers = false
 policy = "slru"
 max_slowdown = 7
 
+[scrub]
+period = "90s"
+rate = 1048576
+
 [limits]
 sessions = 3
 models = 2

@@ -63,6 +63,7 @@ StatusReport status_report() {
           .models = 8,
           .devices = {"host"},
           .tiers = "RAM:slru:auto:1GiB,SSD:stream:32MiB",
+          .scrub = "each slot every 1800 s",
           .ssd = kSsd};
 }
 
@@ -90,6 +91,8 @@ ModelReport model_report(std::uint32_t id) {
           .peer_hits = 14,
           .bytes_from_peers = 15,
           .epochs = 13,
+          .slots_checked = 16,
+          .slots_corrupt = 17,
           .layers = {kLayer, kLayer},
           .left_out = {{"t", "r"}}};
 }

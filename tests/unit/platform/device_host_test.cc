@@ -34,6 +34,21 @@ TEST(HostDevice, CountsWhatOtherPoolsWerePromised) {
   EXPECT_TRUE(device->create_pool("third", most)) << "the promise ends with the pool";
 }
 
+TEST(HostDevice, ReadingGivesNoMemoryToWhatHasNone) {
+  const std::unique_ptr<Device> device = make_host_device();
+  Result<std::unique_ptr<Pool>> pool = device->create_pool("sparse", 8u << 20);
+  ASSERT_TRUE(pool) << pool.error().text;
+  const std::vector<std::byte> written(4096, std::byte{7});
+  ASSERT_TRUE((*pool)->write(4u << 20, written));
+  const std::uint64_t backed = (*pool)->bytes_backed();
+  std::vector<std::byte> read(8u << 20, std::byte{1});
+  ASSERT_TRUE((*pool)->read(0, read));
+  EXPECT_EQ(read[0], std::byte{0});
+  EXPECT_EQ(read[4u << 20], std::byte{7});
+  EXPECT_EQ((*pool)->bytes_backed(), backed);
+  EXPECT_FALSE((*pool)->read((8u << 20) - 1, std::span(read).first(2))) << "out of range";
+}
+
 // More addresses than memory: what counts is the memory, and it comes and goes.
 TEST(HostDevice, PromisesWhatMayBeBackedAndGivesItBack) {
   const Result<MemoryInfo> info = read_memory_info();

@@ -6,7 +6,6 @@
 
 #include <memory>
 
-#include "daemon/base/check.h"
 #include "daemon/platform/cuda_driver.h"
 
 namespace moecached {
@@ -20,21 +19,23 @@ class CudaContext {
   CudaContext(const CudaContext&) = delete;
   CudaContext& operator=(const CudaContext&) = delete;
 
-  // Makes the context current for a scope.
+  // Makes the context current for a scope. Where the driver refuses that, as it may of a GPU that is lost,
+  // the calls within fail for want of a context, and are handled as failed calls are; so no scope lies within
+  // that of another GPU.
   class Use {
    public:
-    explicit Use(const CudaContext& context) : cu_(context.cu) {
-      CHECK(cu_.cuCtxPushCurrent(context.context_) == CUDA_SUCCESS);
-    }
+    explicit Use(const CudaContext& context)
+        : cu_(context.cu), is_current_(cu_.cuCtxPushCurrent(context.context_) == CUDA_SUCCESS) {}
     ~Use() {
       CUcontext popped = nullptr;
-      cu_.cuCtxPopCurrent(&popped);
+      if (is_current_) cu_.cuCtxPopCurrent(&popped);
     }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
 
    private:
     const CudaDriver& cu_;
+    const bool is_current_;
   };
 
   const CudaDriver& cu;

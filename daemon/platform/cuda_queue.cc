@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/check.h"
 #include "daemon/platform/eventfd.h"
 
 namespace moecached {

@@ -112,6 +112,14 @@ TEST_F(GpuTest, AFaultSaysWhatWasTriedAndWhatTheDriverSaid) {
   EXPECT_EQ(range.error().code, FaultCode::kLimit);
 }
 
+TEST_F(GpuTest, AContextThatCannotBeMadeCurrentIsAFaultAndTriedAgain) {
+  (void)gpu_->memory_info();
+  cuda_.fail_next("cuCtxPushCurrent", CUDA_ERROR_DEINITIALIZED);
+  EXPECT_FALSE(gpu_->memory_info());
+  EXPECT_EQ(cuda_.current(), nullptr) << "what was not pushed is not popped";
+  EXPECT_TRUE(gpu_->memory_info());
+}
+
 TEST_F(GpuTest, AContextThatCannotBeMadeIsAFaultAndTriedAgain) {
   for (const char* function : {"cuMemGetAllocationGranularity", "cuDevicePrimaryCtxRetain"}) {
     cuda_.fail_next(function, CUDA_ERROR_OUT_OF_MEMORY);

@@ -55,6 +55,14 @@ TEST_F(ConfigErrors, WhatIsQuotedOfAFileIsFitForATerminal) {
   EXPECT_THAT(error("", {"--ssd-engine=\x1b[31m\xff"}), HasSubstr("?[31m?"));
 }
 
+TEST_F(ConfigErrors, APeriodWithoutAUnitOrBeyondAWeekIsRefused) {
+  for (const char* text : {"10", "0m", "8d", "169h", "-1s", "m", "", "1.5h"}) {
+    EXPECT_THAT(error("[scrub]\nperiod = \"" + std::string(text) + "\"\n"),
+                AllOf(HasSubstr(":2: scrub.period"), HasSubstr("a time of at most 7 days like 90s")))
+        << text;
+  }
+}
+
 TEST_F(ConfigErrors, AMissingFileIsNamed) {
   const Result<Config> config = load_flags({"moecached", "--config", "/nowhere/x.toml"});
   ASSERT_FALSE(config);

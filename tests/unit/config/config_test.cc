@@ -138,6 +138,20 @@ TEST_F(ConfigTest, ThePrintedDefaultsParseBackToTheSame) {
   EXPECT_EQ(print_config(*again), print_config(*config));
 }
 
+TEST_F(ConfigTest, APeriodIsPrintedInItsLargestUnit) {
+  const auto printed = [&](const std::string& period) {
+    const Result<Config> config = load("[scrub]\nperiod = \"" + period + "\"\n");
+    EXPECT_TRUE(config) << config.error().text;
+    const std::string text = print_config(*config);
+    const std::size_t begin = text.find("period = ");
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  EXPECT_EQ(printed("120s"), "period = \"2m\"");
+  EXPECT_EQ(printed("7200s"), "period = \"2h\"");
+  EXPECT_EQ(printed("90s"), "period = \"90s\"");
+  EXPECT_EQ(printed("none"), "period = \"none\"");
+}
+
 TEST_F(ConfigTest, QuotesAndBackslashesSurvivePrinting) {
   const Result<Config> config = load(R"([sockets]
 directory = "/srv/a\"b\\c d"

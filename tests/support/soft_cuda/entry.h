@@ -3,7 +3,11 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstdint>
+
+// As large as the copies and blocks that a link is measured with, which nobody looks into.
+inline constexpr std::size_t kLargeCopy = std::size_t{64} << 20;
 
 // Notes the call; what a test has asked to fail, fails.
 CUresult soft_cuda_enter(const char* function);

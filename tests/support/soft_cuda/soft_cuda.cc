@@ -70,6 +70,11 @@ struct State {
   std::string trace;
   std::map<std::string, CUresult> failures;
   std::array<bool, kDevicesMax> lost{};
+  struct {
+    unsigned long long k = 0, seen = 0, failed = 0;
+    bool each = false;
+    CUresult result = CUDA_SUCCESS;
+  } every;
 };
 
 State& state() {
@@ -141,6 +146,13 @@ CUresult soft_cuda_enter(const char* function) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
   if (s.tracing) s.trace.append(base_name(function)).push_back('\n');
+  if (s.every.k > 0) {
+    const unsigned long long n = ++s.every.seen;
+    if (s.every.each ? n % s.every.k == 0 : n == s.every.k) {
+      ++s.every.failed;
+      return s.every.result;
+    }
+  }
   const auto failure = s.failures.find(base_name(function));
   if (failure == s.failures.end()) return CUDA_SUCCESS;
   const CUresult result = failure->second;
@@ -172,6 +184,18 @@ const char* soft_cuda_trace_stop(void) {
 void soft_cuda_fail_next(const char* function, int result) {
   const std::lock_guard lock(state().mutex);
   state().failures[function] = static_cast<CUresult>(result);
+}
+
+void soft_cuda_fail_each(unsigned long long k, int each, int result) {
+  const std::lock_guard lock(state().mutex);
+  state().every = {
+      .k = k, .seen = 0, .failed = 0, .each = each != 0, .result = static_cast<CUresult>(result)};
+}
+
+void soft_cuda_fail_counts(unsigned long long* seen, unsigned long long* failed) {
+  const std::lock_guard lock(state().mutex);
+  *seen = state().every.seen;
+  *failed = state().every.failed;
 }
 
 void soft_cuda_lose(int device) {
@@ -589,7 +613,7 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr* out, std::size_t bytes) {
   if (used + bytes > vram_total()) return CUDA_ERROR_OUT_OF_MEMORY;
   void* const memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  std::memset(memory, kFresh, bytes);
+  if (bytes < kLargeCopy) std::memset(memory, kFresh, bytes);
   *out = address(memory);
   s.linear[*out] = {bytes, static_cast<int>(current_device())};
   used += bytes;

@@ -9,6 +9,11 @@ void soft_cuda_trace_start(void);
 const char* soft_cuda_trace_stop(void);
 // The next call of the function (name without version suffix) returns `result` and does nothing.
 void soft_cuda_fail_next(const char* function, int result);
+// From now on the k-th call of any driver function returns `result` and does nothing, and so does every k-th
+// behind it if `each`; k 0: none.
+void soft_cuda_fail_each(unsigned long long k, int each, int result);
+// Calls since then, and of those that failed so.
+void soft_cuda_fail_counts(unsigned long long* seen, unsigned long long* failed);
 // From now on every call with this device's context fails; -1: no device is lost any more.
 void soft_cuda_lose(int device);
 // Bytes of device memory that this process has created and not freed.

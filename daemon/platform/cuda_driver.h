@@ -36,6 +36,7 @@ namespace moecached {
   X(cuMemSetAccess, cuMemSetAccess)                               \
   X(cuMemAlloc, cuMemAlloc_v2)                                    \
   X(cuMemFree, cuMemFree_v2)                                      \
+  X(cuIpcGetMemHandle, cuIpcGetMemHandle)                         \
   X(cuMemHostRegister, cuMemHostRegister_v2)                      \
   X(cuMemHostUnregister, cuMemHostUnregister)                     \
   X(cuMemcpyHtoD, cuMemcpyHtoD_v2)                                \

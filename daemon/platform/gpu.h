@@ -11,8 +11,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "daemon/base/result.h"
@@ -26,6 +28,7 @@ struct GpuId {
   auto operator<=>(const GpuId&) const = default;
 };
 [[nodiscard]] std::string to_string(const GpuId& id);  // "GPU-01234567-89ab-...", as nvidia-smi prints it
+[[nodiscard]] std::optional<GpuId> parse_gpu_id(std::string_view text);  // as to_string() writes it
 
 // Pinned host memory: the CPU writes it, the GPU reads it in place, clients map it read-only.
 class GpuHostMemory {
@@ -54,6 +57,24 @@ class GpuRange {
   virtual Status grow(std::uint64_t offset, std::uint64_t bytes) = 0;
   [[nodiscard]] virtual std::size_t chunks() const = 0;
   virtual Result<UniqueFd> share(std::size_t chunk) const = 0;  // as GpuHostMemory::share
+};
+
+// Device memory of the daemon that a process of the same PID namespace opens by 64 bytes, without being
+// handed a descriptor (cudaIpcOpenMemHandle). A holder of the handle can write it. Thread: one at a time.
+class GpuIpcBuffer {
+ public:
+  static constexpr std::size_t kHandleBytes = 64;
+  struct Copy {
+    std::uint64_t offset = 0;  // in the buffer
+    std::uint64_t source = 0;  // device address of this GPU, or address of pinned memory
+    std::uint64_t bytes = 0;
+    bool from_device = false;
+  };
+  virtual ~GpuIpcBuffer() = default;
+  [[nodiscard]] virtual std::span<const std::byte, kHandleBytes> handle() const = 0;
+  [[nodiscard]] virtual std::uint64_t bytes() const = 0;
+  // Returns when all bytes are there, for every process. Sources must stay as they are until then.
+  virtual Status copy(std::span<const Copy> copies) = 0;
 };
 
 // Background work on one GPU, done by a thread of its own. Thread: submit and poll belong to one caller.
@@ -111,6 +132,8 @@ class Gpu {
   // Whole pages of a shared mapping. kSystem: the driver has not pinned it.
   virtual Result<std::unique_ptr<PinnedMemory>> pin(std::span<std::byte> memory) = 0;
   virtual Result<std::unique_ptr<GpuRange>> reserve(std::uint64_t bytes) = 0;
+  // Zeroed; a multiple of the granularity. kLimit: there is not as much.
+  virtual Result<std::unique_ptr<GpuIpcBuffer>> create_ipc_buffer(std::uint64_t bytes) = 0;
   // Returns when the bytes are there.
   virtual Status write(std::uint64_t address, std::span<const std::byte> source) = 0;
   virtual Result<std::unique_ptr<GpuQueue>> create_queue() = 0;

@@ -14,6 +14,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/platform/cuda_context.h"
+#include "daemon/platform/cuda_ipc.h"
 #include "daemon/platform/cuda_queue.h"
 #include "daemon/platform/gpu.h"
 #include "daemon/platform/memfd.h"
@@ -274,6 +275,12 @@ class CudaGpu final : public Gpu {
     auto range = CudaRange::reserve(*context, bytes, kGranularity);
     if (!range) return std::move(range).error();
     return std::unique_ptr<GpuRange>(*std::move(range));
+  }
+
+  Result<std::unique_ptr<GpuIpcBuffer>> create_ipc_buffer(std::uint64_t bytes) override {
+    auto context = use_context();
+    if (!context) return std::move(context).error();
+    return create_cuda_ipc_buffer(*context, bytes);
   }
 
   Status write(std::uint64_t address, std::span<const std::byte> source) override {

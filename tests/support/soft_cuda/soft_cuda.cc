@@ -62,8 +62,10 @@ struct State {
   struct Linear {
     std::size_t bytes = 0;
     int device = 0;
+    int fd = -1;  // of memory that has an IPC handle
   };
   std::map<std::uintptr_t, Linear> linear;
+  std::map<std::uintptr_t, std::size_t> opened;  // by IPC handle
   std::map<std::uintptr_t, Piece> pieces;
   std::array<unsigned, kDevicesMax> contexts{};  // references to the primary context of each
   bool tracing = false;
@@ -216,7 +218,7 @@ unsigned long long soft_cuda_objects(void) {
   State& s = state();
   const std::lock_guard lock(s.mutex);
   return s.handles.size() + s.reservations.size() + s.pieces.size() + s.registered.size() + s.linear.size() +
-         std::accumulate(s.contexts.begin(), s.contexts.end(), 0u);
+         s.opened.size() + std::accumulate(s.contexts.begin(), s.contexts.end(), 0u);
 }
 
 // -- driver, devices, contexts
@@ -611,11 +613,21 @@ CUresult CUDAAPI cuMemAlloc(CUdeviceptr* out, std::size_t bytes) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   std::size_t& used = s.vram_used[current_device()];
   if (used + bytes > vram_total()) return CUDA_ERROR_OUT_OF_MEMORY;
-  void* const memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  // Whole granules have a block of their own in the real driver as well: only those are fit to be shared.
+  void* memory = nullptr;
+  int fd = -1;
+  if (bytes % kGranularity == 0) {
+    fd = ::memfd_create("soft-cuda-linear", MFD_CLOEXEC);
+    if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  } else {
+    memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   if (bytes < kLargeCopy) std::memset(memory, kFresh, bytes);
   *out = address(memory);
-  s.linear[*out] = {bytes, static_cast<int>(current_device())};
+  s.linear[*out] = {bytes, static_cast<int>(current_device()), fd};
   used += bytes;
   return CUDA_SUCCESS;
 }
@@ -626,9 +638,75 @@ CUresult CUDAAPI cuMemFree(CUdeviceptr at) {
   const std::lock_guard lock(s.mutex);
   const auto found = s.linear.find(at);
   if (found == s.linear.end()) return at == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  s.vram_used[static_cast<std::size_t>(found->second.device)] -= found->second.bytes;
+  const State::Linear block = found->second;
+  s.vram_used[static_cast<std::size_t>(block.device)] -= block.bytes;
   s.linear.erase(found);
-  std::free(pointer(at));
+  if (block.fd >= 0) {
+    ::munmap(pointer(at), block.bytes);
+    ::close(block.fd);
+  } else {
+    std::free(pointer(at));
+  }
+  return CUDA_SUCCESS;
+}
+
+// -- legacy IPC. A handle names the exporter's descriptor, so it means nothing in another PID namespace
+// either.
+namespace {
+
+constexpr std::uint64_t kHandleMagic = 0x4350494146544f53;
+struct SoftHandle {
+  std::uint64_t magic;
+  std::int32_t pid, fd, device, reserved;
+  std::uint64_t bytes;
+};
+static_assert(sizeof(SoftHandle) <= sizeof(CUipcMemHandle));
+
+}  // namespace
+
+CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* out, CUdeviceptr at) {
+  ENTER_CONTEXT();
+  const std::lock_guard lock(state().mutex);
+  const auto found = state().linear.find(at);
+  if (found == state().linear.end() || found->second.fd < 0) return CUDA_ERROR_INVALID_VALUE;
+  const SoftHandle handle{.magic = kHandleMagic,
+                          .pid = ::getpid(),
+                          .fd = found->second.fd,
+                          .device = found->second.device,
+                          .reserved = 0,
+                          .bytes = found->second.bytes};
+  std::memset(out, 0, sizeof *out);
+  std::memcpy(out, &handle, sizeof handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuIpcOpenMemHandle(CUdeviceptr* out, CUipcMemHandle from, unsigned) {
+  ENTER_CONTEXT();
+  SoftHandle handle;
+  std::memcpy(&handle, &from, sizeof handle);
+  if (handle.magic != kHandleMagic) return CUDA_ERROR_INVALID_VALUE;
+  // As the real driver: not in the process that made it, nor on another GPU.
+  if (handle.pid == ::getpid() || handle.device != static_cast<int>(current_device()))
+    return CUDA_ERROR_INVALID_CONTEXT;
+  const std::string path = "/proc/" + std::to_string(handle.pid) + "/fd/" + std::to_string(handle.fd);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return CUDA_ERROR_INVALID_VALUE;
+  void* const at = ::mmap(nullptr, handle.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  *out = address(at);
+  const std::lock_guard lock(state().mutex);
+  state().opened[*out] = handle.bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr at) {
+  ENTER_CONTEXT();
+  const std::lock_guard lock(state().mutex);
+  const auto found = state().opened.find(at);
+  if (found == state().opened.end()) return CUDA_ERROR_INVALID_VALUE;
+  ::munmap(pointer(at), found->second);
+  state().opened.erase(found);
   return CUDA_SUCCESS;
 }
 

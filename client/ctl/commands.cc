@@ -141,8 +141,10 @@ int set_policy(ControlClient& client, const Output& output, std::uint32_t model,
   });
 }
 
-int register_model(ControlClient& client, const Output& output, const std::vector<std::string>& paths) {
+int register_model(ControlClient& client, const Output& output, const std::vector<std::string>& paths,
+                   const std::string& device) {
   control::v1::RegisterModelRequest request;
+  request.set_device(device);
   std::error_code error;
   for (const std::string& path : paths) {
     // Relative to here, not to the daemon's directory.

@@ -33,7 +33,9 @@ int list_policies(ControlClient& client, const Output& output);
 // where: "[TIER] SPEC" of the command line.
 int set_policy(ControlClient& client, const Output& output, std::uint32_t model,
                const std::vector<std::string>& where);
-int register_model(ControlClient& client, const Output& output, const std::vector<std::string>& paths);
+// device: a GPU's UUID, or empty: in RAM slots.
+int register_model(ControlClient& client, const Output& output, const std::vector<std::string>& paths,
+                   const std::string& device);
 int prewarm(ControlClient& client, const Output& output, std::uint32_t model, const std::string& path);
 int drop_model(ControlClient& client, const Output& output, std::uint32_t model);
 int show_version(ControlClient& client, const Output& output);

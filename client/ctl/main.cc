@@ -32,6 +32,7 @@ struct CommandLine {
   std::uint32_t model = 0;
   std::vector<std::string> policy_words;
   std::vector<std::string> paths;
+  std::string device;
   RunOptions run;
   RecordOptions record;
 
@@ -100,6 +101,7 @@ struct CommandLine {
     register_->add_option("path", paths, "the GGUF file, or its shards in order")
         ->type_name("PATH")
         ->required();
+    register_->add_option("--gpu", device, "into pinned RAM and slots of this GPU")->type_name("UUID");
     drop = command(app, "drop", "free a model that no session uses");
     drop->add_option("id", model, "see `moecachectl models`")->type_name("ID")->required();
     prewarm_ = command(app, "prewarm", "start a model's policy and free slots from use counts");
@@ -202,7 +204,7 @@ int dispatch(CommandLine& line) {
   if (line.policy_shadow->parsed())
     return shadow_policies(client, output, line.model, split(line.challengers));
   if (line.policy_compare->parsed()) return compare_policies(client, output, line.model, line.layers);
-  if (line.register_->parsed()) return register_model(client, output, line.paths);
+  if (line.register_->parsed()) return register_model(client, output, line.paths, line.device);
   if (line.drop->parsed()) return drop_model(client, output, line.model);
   if (line.prewarm_->parsed()) return prewarm(client, output, line.model, line.prewarm_file);
   if (line.doctor->parsed()) return show_doctor(client, output);

@@ -95,7 +95,8 @@ int serve(Config config, const ConfigRequest& request) {
   Result<std::unique_ptr<ControlServer>> control =
       ControlServer::start({.socket = config.control_socket,
                             .access = {.mode = config.socket_mode, .group = config.socket_group},
-                            .reflection = config.reflection},
+                            .reflection = config.reflection,
+                            .max_route_streams = config.route ? config.max_route_streams : 0},
                            **daemon);
   if (!control) return fail(kExitCannotStart, control.error().text);
 

@@ -79,6 +79,8 @@ struct Config {
   std::string model_roots;  // folders in which models and files of counts must lie, separated by colons;
                             // empty: anywhere
   bool reflection = false;  // gRPC server reflection
+  bool route = false;       // routing decisions over gRPC
+  std::uint32_t max_route_streams = 8;
 
   std::string log_level = "info";
   std::string log_format = "auto";  // auto | text | json | journald

@@ -434,6 +434,12 @@ constexpr std::array kSettings = {
               return store(parse_number(t, {1, 3600}), &c.hello_seconds);
             },
             [](const C& c) { return std::to_string(c.hello_seconds); }},
+    Setting{"limits.route_streams", "", kInteger, "N",
+            "streams of routing decisions at once, each a session and a thread (8)",
+            [](C& c, T t) {
+              return store(parse_number(t, {1, 64}), &c.max_route_streams);
+            },
+            [](const C& c) { return std::to_string(c.max_route_streams); }},
     Setting{"models.roots", "", kText, "PATH:PATH",
             "folders in which models and files for prewarm must lie (anywhere)",
             [](C& c, T t) { return parse_directories(t, &c.model_roots); },
@@ -453,6 +459,10 @@ constexpr std::array kSettings = {
     Setting{"control.reflection", "", kBool, "BOOL", "gRPC server reflection on the control socket (false)",
             [](C& c, T t) { return store(parse_bool(t), &c.reflection); },
             [](const C& c) { return print_bool(c.reflection); }},
+    Setting{"control.route", "", kBool, "BOOL",
+            "take routing decisions on the control socket, for clients that cannot map shared memory (false)",
+            [](C& c, T t) { return store(parse_bool(t), &c.route); },
+            [](const C& c) { return print_bool(c.route); }},
 };
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {

@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "daemon/base/check.h"
+#include "daemon/control/fault_status.h"
+#include "daemon/control/route_streams.h"
 #include "daemon/control/translate.h"
 #include "proto/control/v1/control.grpc.pb.h"
 #include "proto/control/v1/unix_target.h"
@@ -31,29 +33,6 @@ using GrpcStatus = grpc::Status;
 constexpr std::uint32_t kWatchIntervalMsDefault = 1000;
 constexpr std::uint32_t kWatchIntervalMsMin = 100;
 constexpr std::uint32_t kWatchIntervalMsMax = 3'600'000;
-
-grpc::StatusCode code_of(FaultCode code) {
-  switch (code) {
-    case FaultCode::kInvalid:
-      return grpc::StatusCode::INVALID_ARGUMENT;
-    case FaultCode::kNotFound:
-      return grpc::StatusCode::NOT_FOUND;
-    case FaultCode::kLimit:
-      return grpc::StatusCode::RESOURCE_EXHAUSTED;
-    // Not UNIMPLEMENTED: that is how gRPC says that a method does not exist, and an old daemon must be told
-    // apart.
-    case FaultCode::kUnsupported:
-    case FaultCode::kSpill:
-      return grpc::StatusCode::FAILED_PRECONDITION;
-    case FaultCode::kSystem:
-      return grpc::StatusCode::INTERNAL;
-    case FaultCode::kChanged:
-      return grpc::StatusCode::ABORTED;
-  }
-  return grpc::StatusCode::UNKNOWN;
-}
-
-GrpcStatus status_of(const Fault& fault) { return {code_of(fault.code), fault.text}; }
 
 struct WatcherCount {
   explicit WatcherCount(std::atomic<std::uint32_t>& counted)
@@ -78,11 +57,13 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
 
 class ControlService final : public Control::Service {
  public:
-  ControlService(DaemonControl& daemon, std::uint32_t max_watchers)
-      : daemon_(daemon), max_watchers_(max_watchers) {}
+  ControlService(DaemonControl& daemon, const ControlServerOptions& options)
+      : daemon_(daemon), max_watchers_(options.max_watchers), routes_(daemon, options.max_route_streams) {}
 
-  // Watchers end at once; each holds a thread that Shutdown would otherwise wait for until its deadline.
+  // Watchers and streams end at once; each holds a thread that Shutdown would otherwise wait for until its
+  // deadline.
   void end_watchers() {
+    routes_.end();
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -182,7 +163,7 @@ class ControlService final : public Control::Service {
           return {grpc::StatusCode::INVALID_ARGUMENT, "\"" + path + "\" is not an absolute path"};
         }
       }
-      const Result<std::uint32_t> model = daemon_.register_model(paths);
+      const Result<std::uint32_t> model = daemon_.register_model(paths, request->device());
       // A file that cannot be opened is the caller's to mend, and no failure of the daemon.
       if (!model && model.error().code == FaultCode::kSystem) {
         return {grpc::StatusCode::FAILED_PRECONDITION, model.error().text};
@@ -235,6 +216,10 @@ class ControlService final : public Control::Service {
   GrpcStatus RecordRouting(grpc::ServerContext* context, const RecordRoutingRequest* request,
                            grpc::ServerWriter<RoutingChunk>* writer) override {
     return answer(context, [&] { return record(context, request->model(), writer); });
+  }
+
+  GrpcStatus Route(grpc::ServerContext* context, RouteStreams::Stream* stream) override {
+    return answer(context, [&] { return routes_.serve(context, stream); });
   }
 
   GrpcStatus DropModel(grpc::ServerContext* context, const DropModelRequest* request,
@@ -355,12 +340,13 @@ class ControlService final : public Control::Service {
   std::condition_variable stop_requested_;
   bool stopping_ = false;  // guarded by mutex_
   std::atomic<std::uint32_t> watchers_ = 0;
+  RouteStreams routes_;
 };
 
 class GrpcControlServer final : public ControlServer {
  public:
   GrpcControlServer(const ControlServerOptions& options, DaemonControl& daemon)
-      : socket_(options.socket), service_(daemon, options.max_watchers) {}
+      : socket_(options.socket), service_(daemon, options) {}
   ~GrpcControlServer() override { stop(std::chrono::milliseconds(0)); }
 
   moecached::Status listen(const ControlServerOptions& options) {
@@ -368,14 +354,15 @@ class GrpcControlServer final : public ControlServer {
     grpc::EnableDefaultHealthCheckService(true);
 
     grpc::ResourceQuota quota("moecached-control");
-    quota.SetMaxThreads(static_cast<int>(options.max_threads));
+    const auto max_threads = static_cast<int>(options.max_threads + options.max_route_streams);
+    quota.SetMaxThreads(max_threads);
     grpc::ServerBuilder builder;
     builder.SetResourceQuota(quota)
         .SetMaxReceiveMessageSize(static_cast<int>(options.max_request_bytes))
         .SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1)
         .SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1)
         .SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2)
-        .AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(options.max_threads))
+        .AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, max_threads)
         .RegisterService(&service_);
     if (options.reflection) {
       grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // no effect where the constructor has done

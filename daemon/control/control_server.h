@@ -22,6 +22,7 @@ struct ControlServerOptions {
   std::uint32_t max_threads = 24;  // of gRPC; a call beyond them is refused with RESOURCE_EXHAUSTED
   std::uint32_t max_watchers =
       12;  // WatchStats holds a thread each: fewer than max_threads, so that others get through
+  std::uint32_t max_route_streams = 0;  // each has a thread of its own beyond max_threads; 0: Route is off
   std::uint32_t max_request_bytes = 1u << 20;
 };
 

@@ -172,6 +172,77 @@ void translate(const Finding& from, control::v1::Finding* to) {
   to->set_text(from.text);
 }
 
+Result<RouteOpen> route_open_of(const control::v1::RouteOpen& from) {
+  RouteOpen open{.model = from.model(), .label = from.label(), .experts = from.experts()};
+  switch (from.memory()) {
+    case control::v1::ROUTE_MEMORY_NONE:
+      return open;
+    case control::v1::ROUTE_MEMORY_POOL:
+      open.memory = RouteMemory::kPool;
+      return open;
+    case control::v1::ROUTE_MEMORY_CUDA_IPC:
+      open.memory = RouteMemory::kCudaIpc;
+      return open;
+    default:
+      return Fault{FaultCode::kInvalid, "memory " + std::to_string(from.memory()) +
+                                            ": it must be one of control.proto's RouteMemory"};
+  }
+}
+
+void translate(const RouteGeometry& from, control::v1::RouteGeometry* to) {
+  to->set_model(from.model);
+  to->set_name(from.name);
+  to->set_boot_epoch(from.boot_epoch);
+  to->set_n_expert_used(from.n_expert_used);
+  to->set_ids_max(kRouteIdsMax);
+  for (const RouteLayer& layer : from.layers) {
+    control::v1::RouteLayer& out = *to->add_layers();
+    out.set_block(layer.block);
+    out.set_n_experts(layer.n_experts);
+    out.set_n_slots(layer.n_slots);
+    out.set_window_offset(layer.window_offset);
+    out.set_slot_stride(layer.slot_stride);
+    for (const RoutePart& part : layer.parts) {
+      control::v1::RoutePart& of = *out.add_parts();
+      of.set_name(part.name);
+      of.set_ggml_type(part.ggml_type);
+      of.set_ne0(part.ne0);
+      of.set_ne1(part.ne1);
+      of.set_expert_bytes(part.expert_bytes);
+      of.set_slot_offset(part.slot_offset);
+      of.set_file(part.file);
+      of.set_file_offset(part.file_offset);
+    }
+  }
+  if (!from.pool.path.empty()) {
+    control::v1::RoutePool& pool = *to->mutable_pool();
+    pool.set_path(from.pool.path);
+    pool.set_bytes(from.pool.bytes);
+    pool.set_device(from.pool.device);
+    pool.set_inode(from.pool.inode);
+  }
+  if (!from.cuda.handle.empty()) {
+    control::v1::RouteCudaIpc& cuda = *to->mutable_cuda();
+    cuda.set_handle(from.cuda.handle);
+    cuda.set_bytes(from.cuda.bytes);
+    cuda.set_uuid(from.cuda.uuid);
+  }
+}
+
+void translate(const RouteAnswer& from, std::uint64_t sequence, control::v1::RouteSlots* to) {
+  to->Clear();
+  to->set_sequence(sequence);
+  to->mutable_slots()->Add(from.slots.begin(), from.slots.end());
+  to->set_n_distinct(from.n_distinct);
+  to->set_n_absent(from.n_absent);
+  for (const RouteChange& change : from.changed) {
+    control::v1::RouteEntry& entry = *to->add_changed();
+    entry.set_expert(change.expert);
+    entry.set_slot(change.slot);
+  }
+  to->set_has_more(from.has_more);
+}
+
 void translate(const StatsSource& from, control::v1::Stats* to) {
   to->set_boot_epoch(from.status.boot_epoch);
   to->set_uptime_seconds(from.status.uptime_seconds);

@@ -18,6 +18,12 @@ void translate(const PolicyComparison& from, control::v1::PolicyComparison* to);
 void translate(const RoutingEvent& from, std::span<const std::uint32_t> experts,
                control::v1::RoutingEvent* to);
 
+// kInvalid: a kind of memory that there is not.
+[[nodiscard]] Result<RouteOpen> route_open_of(const control::v1::RouteOpen& from);
+void translate(const RouteGeometry& from, control::v1::RouteGeometry* to);
+// Over what `to` held.
+void translate(const RouteAnswer& from, std::uint64_t sequence, control::v1::RouteSlots* to);
+
 struct StatsSource {
   const StatusReport& status;
   const std::vector<ModelReport>& models;

@@ -74,8 +74,8 @@ class Core {
     std::uint64_t bytes_max = std::numeric_limits<std::uint64_t>::max();  // what the user may still take
     Gpu* gpu = nullptr;                                                   // of a spill model
   };
-  // session: who asks, whose user's limits count; 0: the control plane. gpu: of a spill model; a model in RAM
-  // alone is another one.
+  // session: who asks, whose user's limits count; 0: the control plane, here and below. gpu: of a spill model;
+  // a model in RAM alone is another one.
   Result<ModelFiles> begin_model(std::vector<UniqueFd> shards, SessionId session, Gpu* gpu = nullptr);
   Result<std::shared_ptr<SharedModel>> finish_model(ModelFiles files, Result<ModelLayout> layout,
                                                     std::string name, WarmStart warm);
@@ -103,7 +103,14 @@ class Core {
   [[nodiscard]] GpuService& gpu() { return gpu_; }
   // The same for a spill model.
   [[nodiscard]] std::shared_ptr<SharedModel> spill_model_of(SessionId session, std::uint32_t model) const;
+  [[nodiscard]] SessionId new_session_id() { return SessionId(next_session_id_.fetch_add(1)); }  // any thread
   Status add_session(const std::shared_ptr<Session>& session);
+  // The model that a stream is to route to; one of the two. 0: the only one there is. kNotFound, kInvalid.
+  struct RouteModel {
+    std::shared_ptr<SharedModel> ram;
+    std::shared_ptr<GpuModel> gpu;
+  };
+  [[nodiscard]] Result<RouteModel> find_route_model(std::uint32_t model) const;
   void session_hung_up(SessionId session);
 
   [[nodiscard]] std::vector<ModelReport> model_reports() const;
@@ -264,6 +271,7 @@ class Core {
   std::vector<std::uint32_t> free_lane_ids_;
   std::uint32_t next_lane_id_ = 0;
   std::uint32_t next_model_id_ = 1;
+  std::atomic<std::uint64_t> next_session_id_{1};
   std::uint64_t turn_ = 0;
   std::uint64_t last_record_ns_ = 0;
   std::uint64_t last_sweep_ns_ = 0;

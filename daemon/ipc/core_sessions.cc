@@ -31,6 +31,18 @@ Status Core::add_session(const std::shared_ptr<Session>& session) {
   return ok();
 }
 
+Result<Core::RouteModel> Core::find_route_model(std::uint32_t wanted) const {
+  const auto id = resolve_model(wanted, "route");
+  if (!id) return Fault(id.error());
+  RouteModel model{.ram = find_model(ModelId(*id)), .gpu = gpu_.find_model(*id)};
+  if (model.ram != nullptr && model.ram->device() != nullptr) {
+    return Fault{FaultCode::kUnsupported, "model " + std::to_string(*id) +
+                                              " spills from a GPU, and a stream has no way to slots there: register it "
+                                              "for RAM, or connect to the handle socket"};
+  }
+  return model;
+}
+
 void Core::session_hung_up(SessionId id) {
   const auto it = sessions_.find(id.value);
   if (it != sessions_.end()) it->second.session->hung_up = true;
@@ -168,6 +180,7 @@ std::uint64_t Core::bytes_more(std::uint32_t uid, const ExpertRam& ram) const {
 }
 
 Status Core::may_pin(SessionId session, std::uint64_t bytes, const ExpertRam* shared) const {
+  if (session == SessionId()) return ok();
   const auto it = sessions_.find(session.value);
   if (it == sessions_.end()) return Fault{FaultCode::kNotFound, "the session is gone"};
   if (shared != nullptr) bytes = bytes_more(it->second.session->peer().uid, *shared);

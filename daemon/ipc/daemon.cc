@@ -6,9 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 
+#include "daemon/base/text.h"
 #include "daemon/ipc/policy_loader.h"
 #include "daemon/ipc/register_model.h"
+#include "daemon/ipc/remote_gpu_lane.h"
+#include "daemon/ipc/remote_lane.h"
 #include "daemon/warmth/prewarm_source.h"
 
 namespace moecached {
@@ -224,7 +228,11 @@ Result<UniqueFd> Daemon::open_by_name(const std::string& path) const {
   return fault;
 }
 
-Result<std::uint32_t> Daemon::register_model(const std::vector<std::string>& paths) {
+Result<std::uint32_t> Daemon::register_model(const std::vector<std::string>& paths,
+                                             const std::string& device) {
+  const std::optional<GpuId> gpu = parse_gpu_id(device);
+  if (!device.empty() && !gpu)
+    return Fault{FaultCode::kInvalid, in_quotes(device) + " is no UUID of a GPU, as nvidia-smi -L prints it"};
   if (paths.empty() || paths.size() > MOECACHED_MAX_FILES) {
     return Fault{FaultCode::kInvalid, std::to_string(paths.size()) + " files given; a model has 1 to " +
                                           std::to_string(MOECACHED_MAX_FILES)};
@@ -234,6 +242,11 @@ Result<std::uint32_t> Daemon::register_model(const std::vector<std::string>& pat
     auto shard = open_by_name(path);
     if (!shard) return std::move(shard).error();
     shards.push_back(*std::move(shard));
+  }
+  if (gpu) {
+    auto model = handles_->register_gpu_model(std::move(shards), *gpu);
+    if (!model) return std::move(model).error().with_context(paths.front());
+    return (*model)->id().value;
   }
   auto model = moecached::register_model(*core_, std::move(shards), {}, SessionId());
   if (!model) return std::move(model).error().with_context(paths.front());
@@ -249,6 +262,25 @@ void Daemon::close_recording(const std::shared_ptr<RoutingTap>& tap) {
     core.close_recording(tap);
     return true;
   });
+}
+
+Result<std::unique_ptr<RouteLane>> Daemon::open_route(const RouteOpen& open) {
+  auto model = core_->call([&](Core& core) { return core.find_route_model(open.model); });
+  if (!model) return std::move(model).error();
+  const bool wants_device = open.memory == RouteMemory::kCudaIpc;
+  if (model->gpu) {
+    if (!wants_device) {
+      return Fault{FaultCode::kUnsupported,
+                   "the model is on a GPU: route to it with ROUTE_MEMORY_CUDA_IPC, or by the handle socket"};
+    }
+    return RemoteGpuLane::open(*core_, {.boot_epoch = boot_epoch_, .keep_free = config_.gpu.keep_free},
+                               std::move(model->gpu), open);
+  }
+  if (wants_device) {
+    return Fault{FaultCode::kUnsupported,
+                 "the model is in RAM: register it with the GPU as device for ROUTE_MEMORY_CUDA_IPC"};
+  }
+  return RemoteLane::open(*core_, boot_epoch_, std::move(model->ram), open);
 }
 
 Status Daemon::drop_model(std::uint32_t model) {

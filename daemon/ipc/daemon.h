@@ -38,13 +38,15 @@ class Daemon final : public DaemonControl {
   Result<std::string> set_policy(const PolicyTarget& target, const std::string& spec) override;
   std::string default_policy() override;
   std::vector<PolicyReport> policies() override;
-  Result<std::uint32_t> register_model(const std::vector<std::string>& paths) override;
+  Result<std::uint32_t> register_model(const std::vector<std::string>& paths,
+                                       const std::string& device = {}) override;
   Status drop_model(std::uint32_t model) override;
   Result<PrewarmReport> prewarm(std::uint32_t model, const std::string& path) override;
   Result<std::uint32_t> shadow_policies(std::uint32_t model, const std::vector<std::string>& specs) override;
   Result<PolicyComparison> compare_policies(std::uint32_t model) override;
   Result<RoutingRecording> open_recording(std::uint32_t model) override;
   void close_recording(const std::shared_ptr<RoutingTap>& tap) override;
+  Result<std::unique_ptr<RouteLane>> open_route(const RouteOpen& open) override;
 
  private:
   Daemon(const Config& config, std::uint64_t boot_epoch, std::unique_ptr<Core> core, FileRoots roots);

@@ -9,6 +9,7 @@
 
 #include "daemon/base/result.h"
 #include "daemon/ipc/comparison.h"
+#include "daemon/ipc/route_lane.h"
 #include "daemon/ipc/routing_tap.h"
 #include "daemon/tier/ssd_tier.h"
 
@@ -142,8 +143,9 @@ class DaemonControl {
   // The defaults of the tiers, then every model's.
   virtual std::vector<PolicyReport> policies() = 0;
   // Opens a model by path, as the daemon's user, so that it is laid out before the first client comes. Shards
-  // in order.
-  virtual Result<std::uint32_t> register_model(const std::vector<std::string>& paths) = 0;
+  // in order. device: a GPU's UUID; empty: in RAM slots.
+  virtual Result<std::uint32_t> register_model(const std::vector<std::string>& paths,
+                                               const std::string& device) = 0;
   // Frees a model that no session uses. kNotFound, kInvalid (in use).
   virtual Status drop_model(std::uint32_t model) = 0;
   // Policy and free slots of a model start from the counts of a file (imatrix, moecounts-csv, hot list), read
@@ -158,6 +160,9 @@ class DaemonControl {
   // kInvalid (several), kLimit.
   virtual Result<RoutingRecording> open_recording(std::uint32_t model) = 0;
   virtual void close_recording(const std::shared_ptr<RoutingTap>& tap) = 0;
+  // A lane for a stream of decisions. It must be gone before the daemon is. kNotFound, kInvalid (several),
+  // kLimit, kUnsupported.
+  virtual Result<std::unique_ptr<RouteLane>> open_route(const RouteOpen& open) = 0;
 };
 
 }  // namespace moecached

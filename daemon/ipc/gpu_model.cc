@@ -343,6 +343,13 @@ void GpuModel::put(LayerIndex layer, ExpertIndex expert, SlotIndex slot) {
 
 void GpuModel::take(LayerIndex layer, ExpertIndex expert) { own_slot_[layer.value][expert.value] = kNowhere; }
 
+std::uint64_t GpuModel::slot_address(LayerIndex layer, std::size_t part, std::int32_t entry) const {
+  const GpuLayerPlan& plan = plans_[layer.value];
+  const std::uint64_t in_window =
+      static_cast<std::uint64_t>(entry) * p_.layout.layers[layer.value].parts[part].expert_bytes;
+  return device_[first_part_[layer.value] + part]->address() + (in_window - plan.parts[part].begin[plan.own]);
+}
+
 GpuQueue::Job GpuModel::copy_job(LayerIndex layer, ExpertIndex expert, SlotIndex slot) const {
   CHECK(slot.value < n_slots_[layer.value]);
   const LayerLayout& from = p_.layout.layers[layer.value];
@@ -350,11 +357,7 @@ GpuQueue::Job GpuModel::copy_job(LayerIndex layer, ExpertIndex expert, SlotIndex
   GpuQueue::Job job;
   job.n_copies = static_cast<std::uint32_t>(from.parts.size());
   for (std::size_t p = 0; p < from.parts.size(); ++p) {
-    const GpuLayerPlan& plan = plans_[layer.value];
-    const std::uint64_t in_window =
-        (std::uint64_t{plan.own_first()} + slot.value) * from.parts[p].expert_bytes;
-    job.copies[p] = {.destination = device_[first_part_[layer.value] + p]->address() +
-                                    (in_window - plan.parts[p].begin[plan.own]),
+    job.copies[p] = {.destination = slot_address(layer, p, device_entry(layer, slot.value)),
                      .source = host_slot(layer, p, expert),
                      .bytes = from.parts[p].expert_bytes};
   }

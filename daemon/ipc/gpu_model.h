@@ -115,6 +115,16 @@ class GpuModel {
   [[nodiscard]] std::int32_t device_entry(LayerIndex layer, std::uint32_t slot) const {
     return static_cast<std::int32_t>(plans_[layer.value].own_first() + slot);
   }
+  // Where copies on this GPU find part p of an expert: in RAM, or in a slot of its own that an entry names,
+  // to a lane in an epoch. Any thread.
+  [[nodiscard]] bool is_own_slot(LayerIndex layer, std::int32_t entry) const {
+    const GpuLayerPlan& plan = plans_[layer.value];
+    return entry >= 0 && static_cast<std::uint32_t>(entry) - plan.own_first() < plan.n_device_max;
+  }
+  [[nodiscard]] std::uint64_t slot_address(LayerIndex layer, std::size_t part, std::int32_t entry) const;
+  [[nodiscard]] std::uint64_t host_address(LayerIndex layer, std::size_t part, ExpertIndex expert) const {
+    return reinterpret_cast<std::uint64_t>(host_slot(layer, part, expert));
+  }
   [[nodiscard]] GpuQueue::Job copy_job(LayerIndex layer, ExpertIndex expert, SlotIndex slot) const;
 
   // -- handles for clients, any thread

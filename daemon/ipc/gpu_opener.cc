@@ -86,9 +86,21 @@ Result<GpuOpener::Opened> GpuOpener::open_spill(Request& request) {
   return out;
 }
 
+Result<std::shared_ptr<GpuModel>> GpuOpener::make_now(std::vector<UniqueFd> shards, const GpuId& gpu) {
+  Request request;
+  request.shards = std::move(shards);
+  request.gpu = gpu;
+  const std::lock_guard lock(making_);
+  return make_model(request);
+}
+
 Result<GpuOpener::Opened> GpuOpener::open(Request& request) {
   if (request.spill) return open_spill(request);
-  auto model = make_model(request);
+  Result<std::shared_ptr<GpuModel>> model = Fault{};
+  {
+    const std::lock_guard lock(making_);
+    model = make_model(request);
+  }
   if (!model) return std::move(model).error();
   auto log = make_log_segment(**model);
   if (!log) return std::move(log).error();

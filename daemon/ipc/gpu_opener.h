@@ -58,6 +58,8 @@ class GpuOpener {
   // A connection has at most one request at a time, so connections bound the queue.
   void submit(Request request);
   [[nodiscard]] std::vector<Done> take();
+  // Any thread: on it, when no other model is being made.
+  Result<std::shared_ptr<GpuModel>> make_now(std::vector<UniqueFd> shards, const GpuId& gpu);
 
  private:
   void run();
@@ -74,6 +76,7 @@ class GpuOpener {
   std::deque<Request> requests_;
   std::vector<Done> done_;
   bool stopping_ = false;
+  std::mutex making_;   // one after the other: two of a model would be two copies of it
   std::thread thread_;  // last: everything it uses is there
 };
 

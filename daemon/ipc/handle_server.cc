@@ -235,7 +235,7 @@ bool HandleServer::hello(Connection& connection, const HelloMessage& hello, std:
     return send_error(socket, code, told(fault, connection.uid));
   };
   if (!peer) return refuse(MOECACHED_ERROR_SYSTEM, peer.error());
-  Session::Parameters parameters{.id = SessionId(next_session_id_++),
+  Session::Parameters parameters{.id = core_.new_session_id(),
                                  .boot_epoch = boot_epoch_,
                                  .peer = {static_cast<std::uint32_t>(peer->pid), peer->uid, peer->gid},
                                  .label = hello.label,

@@ -35,6 +35,10 @@ class HandleServer {
   static Result<std::unique_ptr<HandleServer>> start(const Config& config, Core& core, const FileRoots& roots,
                                                      std::uint64_t boot_epoch);
   ~HandleServer();  // stops and joins; the socket file is removed
+  // For the control plane. Waits until it is made, which takes seconds; any thread.
+  Result<std::shared_ptr<GpuModel>> register_gpu_model(std::vector<UniqueFd> shards, const GpuId& gpu) {
+    return opener_->make_now(std::move(shards), gpu);
+  }
   HandleServer(const HandleServer&) = delete;
   HandleServer& operator=(const HandleServer&) = delete;
 
@@ -79,7 +83,6 @@ class HandleServer {
   std::map<int, Connection> connections_;
   UnheardClients unheard_;
   bool takes_clients_ = true;  // else the listener waits for room
-  std::uint64_t next_session_id_ = 1;
 };
 
 }  // namespace moecached

@@ -65,6 +65,7 @@ user_sessions = 2
 user_files = 99
 user_bytes = 65536
 hello_seconds = 3
+route_streams = 5
 
 [models]
 roots = "/srv/models:/data"
@@ -75,6 +76,7 @@ format = "json"
 
 [control]
 reflection = true
+route = true
 )";
 
 TEST_F(ConfigTest, AnEmptyFileGivesTheDefaults) {
@@ -119,6 +121,8 @@ TEST_F(ConfigTest, EverySettingComesFromTheFile) {
   EXPECT_EQ(config->log_level, "debug");
   EXPECT_EQ(config->log_format, "json");
   EXPECT_TRUE(config->reflection);
+  EXPECT_TRUE(config->route);
+  EXPECT_EQ(config->max_route_streams, 5u);
 }
 
 TEST_F(ConfigTest, WhatIsPrintedParsesBackToTheSame) {

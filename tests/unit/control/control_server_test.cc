@@ -129,10 +129,12 @@ TEST_F(ControlServerTest, PassesChangesOn) {
   control::v1::RegisterModelRequest paths;
   paths.add_paths("/a");
   paths.add_paths("/b");
+  paths.set_device("GPU-1");
   control::v1::RegisterModelResponse registered;
   ASSERT_TRUE(call(&Control::Stub::RegisterModel, paths, &registered).ok());
   EXPECT_EQ(registered.model(), 9u);
   EXPECT_THAT(daemon_.registered, ElementsAre("/a", "/b"));
+  EXPECT_EQ(daemon_.registered_on, "GPU-1");
 
   control::v1::ComparePoliciesRequest compare;
   compare.set_model(2);

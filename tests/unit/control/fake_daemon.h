@@ -30,9 +30,11 @@ class FakeDaemon final : public DaemonControl {
   }
   std::vector<PolicyReport> policies() override { return policy_reports; }
   std::string default_policy() override { return "slru"; }
-  Result<std::uint32_t> register_model(const std::vector<std::string>& paths) override {
+  Result<std::uint32_t> register_model(const std::vector<std::string>& paths,
+                                       const std::string& device) override {
     if (fault) return *fault;
     registered = paths;
+    registered_on = device;
     return 9u;
   }
   Status drop_model(std::uint32_t model) override {
@@ -73,6 +75,49 @@ class FakeDaemon final : public DaemonControl {
     return RoutingRecording{model_reports.front(), tap};
   }
   void close_recording(const std::shared_ptr<RoutingTap>& closed) override { tap_closed = closed == tap; }
+  Result<std::unique_ptr<RouteLane>> open_route(const RouteOpen& open) override {
+    if (fault) return *fault;
+    route_opened = open;
+    return std::unique_ptr<RouteLane>(std::make_unique<FakeLane>(*this));
+  }
+
+  // A model of one layer with four experts, of which expert e is in slot 3 - e; expert 3 never comes.
+  class FakeLane final : public RouteLane {
+   public:
+    explicit FakeLane(FakeDaemon& daemon) : daemon_(daemon) {
+      geometry_.name = "m";
+      geometry_.layers.push_back({.block = 7, .n_experts = 4, .n_slots = 4, .slot_stride = 64, .parts = {}});
+    }
+    ~FakeLane() override { daemon_.lanes_closed += left_open_ ? 0 : 1; }
+    const RouteGeometry& geometry() const override { return geometry_; }
+    Status decide(const RouteDecision& decision, const std::function<bool()>& gone,
+                  RouteAnswer* out) override {
+      if (decision.layer > 0) return Fault{FaultCode::kInvalid, "no such layer"};
+      *out = {};
+      for (const std::uint32_t expert : decision.experts) {
+        while (expert == 3) {
+          daemon_.waits_for_three = true;
+          if (gone()) return Fault{FaultCode::kNotFound, "the stream has ended"};
+        }
+        out->slots.push_back(3 - expert);
+        out->changed.push_back({expert, static_cast<std::int32_t>(3 - expert)});
+      }
+      return ok();
+    }
+    void release() override { ++daemon_.releases; }
+    void leave_open() override {
+      left_open_ = true;
+      ++daemon_.lanes_left_open;
+    }
+
+   private:
+    FakeDaemon& daemon_;
+    RouteGeometry geometry_;
+    bool left_open_ = false;
+  };
+  RouteOpen route_opened;
+  std::atomic<bool> waits_for_three = false;
+  std::atomic<int> releases = 0, lanes_closed = 0, lanes_left_open = 0;
 
   std::vector<std::pair<RoutingEvent, std::vector<ExpertIndex>>> routing;  // of every recording
   std::size_t tap_bytes = 1u << 20;
@@ -88,6 +133,7 @@ class FakeDaemon final : public DaemonControl {
   bool status_throws = false;
   std::uint32_t policy_model = 99, dropped = 99;
   std::vector<std::string> registered;
+  std::string registered_on;
 };
 
 }  // namespace moecached

@@ -100,10 +100,14 @@ TEST_F(Commands, WatchingEndsAfterTheCountWithALineOfJsonEach) {
 }
 
 TEST_F(Commands, RelativePathsAreMadeAbsoluteHere) {
-  EXPECT_EQ(run([&] { return register_model(*client_, table_, {"a.gguf", "/b/../c.gguf"}); }), kExitOk);
+  EXPECT_EQ(run([&] {
+              return register_model(*client_, table_, {"a.gguf", "/b/../c.gguf"}, "GPU-1");
+            }),
+            kExitOk);
   ASSERT_EQ(daemon_.registered.size(), 2u);
   EXPECT_TRUE(daemon_.registered[0].starts_with("/") && daemon_.registered[0].ends_with("/a.gguf"));
   EXPECT_EQ(daemon_.registered[1], "/c.gguf");
+  EXPECT_EQ(daemon_.registered_on, "GPU-1");
   EXPECT_EQ(out_, "model 9\n");
 }
 

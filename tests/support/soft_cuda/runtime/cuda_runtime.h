@@ -1,7 +1,7 @@
-// As much of the CUDA runtime as examples/engine/moe_layer.cu calls, over the soft driver, so that the
-// example runs where there is no GPU: kernels are host functions, called for one thread after the other.
-// launches_to_calls.py has turned <<<..>>> into SOFT_LAUNCH. Kernels that share memory or wait for each other
-// cannot run so. Thread: one.
+// As much of the CUDA runtime as examples/engine/moe_layer.cu and tests/stress/route_ipc call, over the soft
+// driver, so that they run where there is no GPU: kernels are host functions, called for one thread after the
+// other. launches_to_calls.py has turned <<<..>>> into SOFT_LAUNCH. Kernels that share memory or wait for
+// each other cannot run so. Thread: one.
 #pragma once
 
 #include <cuda.h>
@@ -71,6 +71,21 @@ cudaError_t cudaMalloc(T** out, std::size_t bytes) {
   const CUresult result = cuMemAlloc(&at, bytes);
   *out = reinterpret_cast<T*>(at);
   return result;
+}
+using cudaIpcMemHandle_t = CUipcMemHandle;
+inline constexpr unsigned cudaIpcMemLazyEnablePeerAccess = CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
+inline cudaError_t cudaSetDevice(int ordinal) {
+  cudaDeviceProp ignored;
+  return cudaGetDeviceProperties(&ignored, ordinal);
+}
+inline cudaError_t cudaIpcOpenMemHandle(void** out, cudaIpcMemHandle_t handle, unsigned flags) {
+  CUdeviceptr at = 0;
+  const CUresult result = cuIpcOpenMemHandle(&at, handle, flags);
+  *out = reinterpret_cast<void*>(at);
+  return result;
+}
+inline cudaError_t cudaIpcCloseMemHandle(void* at) {
+  return cuIpcCloseMemHandle(reinterpret_cast<CUdeviceptr>(at));
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
   std::memcpy(to, from, bytes);

@@ -188,12 +188,21 @@ def attach(bench, harness):
     bench.row("second process attaching, bytes read", read, "0", read == 0)
 
 
+def route(bench, harness):
+    with harness.Daemon("--slots", "32", "--control-route") as daemon:
+        result = bench.run_json(bench.build / "bench/micro/route_bench", daemon.directory, harness.Q4_K, "--json", "--batches", 20 if bench.quick else 60)
+    bench.row("routing decision of a layer, ring, us", result["ring_us"], "-", None, f"{result['experts']} resident experts")
+    bench.row("routing decision of a layer, gRPC stream, us", result["stream_us"], "-", None,
+              f"batches {result['stream_us_min']:.0f}..{result['stream_us_max']:.0f}")
+    bench.row("routing decision, gRPC stream / ring", result["ratio"], "-", None, "same daemon, in turns")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", default="build")
     parser.add_argument("--llama-libs", default="")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter runs, for trying the bench itself")
-    parser.add_argument("--only", help="comma-separated: resolve,resident,ssd,capped,attach")
+    parser.add_argument("--only", help="comma-separated: resolve,resident,ssd,capped,attach,route")
     options = parser.parse_args()
     os.environ["MOECACHED_BUILD"] = options.build
     os.environ["MOECACHED_LLAMA_LIBS"] = options.llama_libs
@@ -204,7 +213,8 @@ def main():
     machine = f"{os.cpu_count()} x {cpu}, Linux {platform.release()}"
     print(f"{machine}; commit {commit}; load {os.getloadavg()[0]:.2f}\n")
     parts = {"resolve": lambda: resolve(bench), "resident": lambda: all_resident(bench, harness), "ssd": lambda: ssd(bench),
-             "capped": lambda: capped(bench, harness), "attach": lambda: attach(bench, harness)}
+             "capped": lambda: capped(bench, harness), "attach": lambda: attach(bench, harness),
+             "route": lambda: route(bench, harness)}
     for name in options.only.split(",") if options.only else parts:
         parts[name]()
     out = bench.build / "bench.json"

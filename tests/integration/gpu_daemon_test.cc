@@ -50,6 +50,7 @@ TEST_F(GpuDaemonTest, ExpertsThatAreTensorsOfTheirOwnAreLoadedAndPromoted) {
     out += client.graphs(2, 5);
     return resident() == kLayers * 6;
   }));
+  out += client.graphs(3, 5);  // the slots may have been filled behind the last graph
   EXPECT_EQ(out.wrong, 0u);
   EXPECT_GT(out.device_slots, 0u);
   std::uint32_t file = 99;

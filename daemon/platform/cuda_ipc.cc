@@ -7,6 +7,8 @@
 #include <cstring>
 #include <string>
 
+#include "daemon/base/check.h"
+
 namespace moecached {
 namespace {
 

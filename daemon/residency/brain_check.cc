@@ -94,7 +94,7 @@ void Brain::check_invariants() const {
       // Nor would anybody that is sent back to the queue wait for slots that are gone.
       for (std::uint32_t at = layer.loading.first(); at != LaneList::kNone;
            at = LaneList::next(state.links, at))
-        CHECK(layer.table.count_in_ram(state.lanes[at].lease.experts) <= layer.table.n_slots());
+        CHECK(layer.table.count_ram_slots(state.lanes[at].lease.experts) <= layer.table.n_slots());
     }
     // No trade makes slots or loses them.
     std::map<std::uint32_t, std::int64_t> n_more;  // by slot class, than at first and were opened since

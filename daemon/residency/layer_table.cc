@@ -45,6 +45,13 @@ std::uint32_t LayerTable::count_in_ram(std::span<const ExpertIndex> experts) con
       std::count_if(experts.begin(), experts.end(), [this](ExpertIndex e) { return !is_on_device(at(e)); }));
 }
 
+std::uint32_t LayerTable::count_ram_slots(std::span<const ExpertIndex> experts) const {
+  const auto any = [experts](const auto& is_it) { return std::ranges::any_of(experts, is_it); };
+  const bool has_both = any([this](ExpertIndex expert) { return device_.pins(expert); }) &&
+                        any([this](ExpertIndex expert) { return device_.is_falling(expert); });
+  return count_in_ram(experts) - (has_both ? 1 : 0);
+}
+
 Step LayerTable::touch(std::span<const ExpertIndex> experts, Phase phase) {
   const std::uint64_t misses = count_absent(experts);
   counters_.lookups += experts.size();

@@ -63,6 +63,8 @@ class LayerTable {
   [[nodiscard]] const DeviceSlots& device() const { return device_; }
   // Of the set, those that cannot do without a RAM slot.
   [[nodiscard]] std::uint32_t count_in_ram(std::span<const ExpertIndex> experts) const;
+  // RAM slots that the set fills once nothing moves: a rising and a falling expert share one.
+  [[nodiscard]] std::uint32_t count_ram_slots(std::span<const ExpertIndex> experts) const;
   [[nodiscard]] bool is_resident(ExpertIndex expert) const {
     return at(expert).state == ExpertState::kResident;
   }

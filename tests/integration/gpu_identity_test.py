@@ -192,17 +192,17 @@ class GpuSpill(harness.HostTestCase):
             self.check(model, "--batch", "2048", "--ubatch", "512", "--ctx", "16384", prompt=LONG_PROMPT * 4, tiers=((8, 16), (16, 8)))
 
     def test_daemon_killed_in_decode_and_restarted(self):
-        reference = Host(harness.Q4_K, *SMALL, n_predict=1500).finish()
+        reference = Host(harness.Q4_K, *SMALL, "--ctx", "2048", n_predict=1500).finish()
         daemon = self.daemon(8, 12)
         with daemon:
-            host = Host(harness.Q4_K, *SMALL, daemon=daemon, n_predict=1500)
+            host = Host(harness.Q4_K, *SMALL, "--ctx", "2048", daemon=daemon, n_predict=1500)
             harness.wait_for("experts in VRAM", lambda: daemon.models() and sum(layer["device_hits"] for layer in daemon.models()[0]["layers"]) > 0)
             daemon.kill()
             run = host.finish()
             self.assertGreater(run.stats["fallback_reads"], 0, "it had ended before the daemon did")
             self.assert_same(run, reference)
             daemon.start()
-            again = Host(harness.Q4_K, *SMALL, daemon=daemon, n_predict=1500).finish()
+            again = Host(harness.Q4_K, *SMALL, "--ctx", "2048", daemon=daemon, n_predict=1500).finish()
             self.counters(again, daemon)
             self.assert_same(again, reference)
 

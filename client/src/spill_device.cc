@@ -61,18 +61,20 @@ bool SpillDevice::is_stale() const noexcept {
 moecached_status SpillDevice::refresh(Connection& connection) {
   const ScopedContext current(*context_);
   if (const auto status = current.status()) return status;
+  // Copies of a call that failed may still be under way, to what is unmapped below.
+  cuda().cuStreamSynchronize(stream_);
   if (lane_.mapping() != mapping_) {
     stream_pin_.reset();
     lane_.use_device_slots(0);
     mapping_ = lane_.mapping();
     has_slots_ = false;
-    if (const auto status = pin_windows()) return status;
-    if (const auto status = pin_stream()) return status;
+    pin_windows();
+    pin_stream();
     if (const auto status = map_arrays(nullptr, 0)) return status;
   }
   const moecached_shm_spill* const spill = layout().spill.spill;
   if (has_slots_ || load_acquire(&spill->has_slots) == 0) return MOECACHED_OK;
-  has_slots_ = true;  // tried once: without them every expert is read from RAM
+  has_slots_ = true;  // tried once: without them, experts that are there are read from the file
   const std::uint32_t n = load_relaxed(&spill->n_device_slots);
   auto status =
       n < MOECACHED_DEVICE_SLOT ? map_arrays(&connection, n) : layout_mismatch("number of device slots");
@@ -80,35 +82,31 @@ moecached_status SpillDevice::refresh(Connection& connection) {
     lane_.use_device_slots(n);
     return MOECACHED_OK;
   }
-  const std::string why = last_error();
-  if (const auto without = map_arrays(nullptr, 0)) return without;
-  return fail(status, "%s", why.c_str());
+  return map_arrays(nullptr, 0);
 }
 
 // Once for all lanes. Without it copies take seven times as long, which is better than none.
-moecached_status SpillDevice::pin_windows() {
+void SpillDevice::pin_windows() {
   if (mapping_->pinned != nullptr ||
       context_->attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) == 0) {
-    return MOECACHED_OK;
+    return;
   }
   auto pins = std::make_shared<std::vector<std::shared_ptr<HostRegistration>>>();
   for (std::uint32_t l = 0; l < layout().layers.size(); ++l) {
     const std::span memory(mapping_->windows[l].address, layout().layers[l].layer.window_bytes);
     constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY;
-    if (const auto status = HostRegistration::open(context_, memory, kFlags, &pins->emplace_back()))
-      return status;
+    if (HostRegistration::open(context_, memory, kFlags, &pins->emplace_back()) != MOECACHED_OK) return;
   }
   mapping_->pinned = std::move(pins);
-  return MOECACHED_OK;
 }
 
-moecached_status SpillDevice::pin_stream() {
-  if (context_->attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) == 0) return MOECACHED_OK;
+void SpillDevice::pin_stream() {
+  if (context_->attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) == 0) return;
   const std::uint64_t bytes = layout().model.stream_bytes_per_lane;
   constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY;
-  return HostRegistration::open(context_,
-                                std::span(mapping_->stream.data() + lane_.block()->index * bytes, bytes),
-                                kFlags, &stream_pin_);
+  (void)HostRegistration::open(context_,
+                               std::span(mapping_->stream.data() + lane_.block()->index * bytes, bytes),
+                               kFlags, &stream_pin_);
 }
 
 // Where scratch slots lie, and how many there are.
@@ -222,9 +220,13 @@ moecached_status SpillDevice::map_array(std::size_t index, UniqueFd memory) {
                               &array.scratch_bytes, "map scratch slots")) {
     return status;
   }
-  // What kernels read past the last expert must be numbers.
-  return check_cuda(cuda().cuMemsetD8_v2(array.address + array.scratch_at, 0, scratch_bytes),
-                    "clear scratch slots");
+  // What kernels read past the last expert must be numbers. On the default stream it may end after the call,
+  // and the lane's own, which copies experts there next, does not wait for that one.
+  if (const auto status = check_cuda(cuda().cuMemsetD8_v2(array.address + array.scratch_at, 0, scratch_bytes),
+                                     "clear scratch slots")) {
+    return status;
+  }
+  return check_cuda(cuda().cuStreamSynchronize(nullptr), "clear scratch slots");
 }
 
 void SpillDevice::unmap_arrays() noexcept {
@@ -274,6 +276,12 @@ moecached_status SpillDevice::copy_expert(std::uint32_t layer, std::int32_t slot
   return MOECACHED_OK;
 }
 
+// The caller ends the epoch behind a failure: nothing may read its slots then, whatever becomes of it.
+moecached_status SpillDevice::settled(moecached_status status) {
+  if (status != MOECACHED_OK) cuda().cuStreamSynchronize(stream_);
+  return status;
+}
+
 moecached_status SpillDevice::resolve(std::uint32_t layer, const Lane::IdMatrix& ids, std::int32_t* slots_out,
                                       const moecached_spill_target& target) {
   if (const auto status = lane_.resolve(layer, ids, slots_out)) return status;
@@ -301,16 +309,17 @@ moecached_status SpillDevice::resolve(std::uint32_t layer, const Lane::IdMatrix&
                   n_scratch_);
     }
     copied_.push_back(slot);
-    if (const auto status = copy_expert(layer, slot, scratch)) return status;
+    if (const auto status = copy_expert(layer, slot, scratch)) return settled(status);
   }
   if (target.slots != 0) {
     if (const auto status = check_cuda(
             cuda().cuMemcpyHtoDAsync_v2(target.slots, slots_out, n * sizeof(std::int32_t), stream_),
             "write slots")) {
-      return status;
+      return settled(status);
     }
   }
-  return check_cuda(cuda().cuEventRecord(static_cast<CUevent>(target.ready), stream_), "record an event");
+  return settled(
+      check_cuda(cuda().cuEventRecord(static_cast<CUevent>(target.ready), stream_), "record an event"));
 }
 
 moecached_status SpillDevice::begin_layer(std::uint32_t layer, std::span<const std::int32_t> experts) {
@@ -325,9 +334,9 @@ moecached_status SpillDevice::load_part(std::uint32_t part, CUdeviceptr destinat
     return fail(MOECACHED_E_ARGUMENT, "the model has no part %u in MoE layer %u", part, layer_);
   const ScopedContext current(*context_);
   if (const auto status = current.status()) return status;
-  if (const auto status = load_resident(part, destination)) return status;
-  if (const auto status = load_absent(part, destination)) return status;
-  return check_cuda(cuda().cuEventRecord(ready, stream_), "record an event");
+  if (const auto status = load_resident(part, destination)) return settled(status);
+  if (const auto status = load_absent(part, destination)) return settled(status);
+  return settled(check_cuda(cuda().cuEventRecord(ready, stream_), "record an event"));
 }
 
 moecached_status SpillDevice::load_resident(std::uint32_t part, CUdeviceptr destination) {

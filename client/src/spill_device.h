@@ -61,8 +61,8 @@ class SpillDevice {
   };
   SpillDevice(Model& model, Lane& lane) : model_(model), lane_(lane) {}
   [[nodiscard]] const ModelLayout& layout() const { return lane_.mapping()->layout; }
-  moecached_status pin_windows();
-  moecached_status pin_stream();
+  void pin_windows();
+  void pin_stream();
   moecached_status map_arrays(Connection* connection, std::uint32_t n_device_slots);
   moecached_status map_array(std::size_t index, UniqueFd memory);
   void plan_scratch(std::uint32_t n_device_slots);
@@ -70,6 +70,7 @@ class SpillDevice {
   [[nodiscard]] CUdeviceptr window_of(const LayerLayout& layer, std::uint32_t part) const;
   [[nodiscard]] const std::byte* record(std::uint32_t layer, std::int32_t slot) const;
   moecached_status copy(CUdeviceptr to, const std::byte* from, std::uint64_t bytes);
+  moecached_status settled(moecached_status status);
   moecached_status copy_expert(std::uint32_t layer, std::int32_t slot, std::uint32_t scratch);
   moecached_status load_resident(std::uint32_t part, CUdeviceptr destination);
   moecached_status load_absent(std::uint32_t part, CUdeviceptr destination);

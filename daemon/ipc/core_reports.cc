@@ -187,7 +187,7 @@ void Core::spill_findings(const ModelReport& model, const std::string& subject,
                       percent(in_ram, experts) + ", the others are read from disk as they are needed"});
   if (device.is_lost)
     out->push_back({"error", subject, "its GPU is lost; restart the daemon once it is back"});
-  if (!device.note.empty()) out->push_back({"warning", subject, device.note});
+  if (!device.is_allocating && !device.note.empty()) out->push_back({"warning", subject, device.note});
   if (lookups > 10'000 && misses * 20 > lookups) {
     out->push_back(
         {"warning", subject,

@@ -39,7 +39,7 @@ void Core::turn_device_slots(std::uint64_t now) {
     device->poll(&device_done_);
     for (const VramSlots::Done& done : device_done_) device_work_done(*model, done, now);
     if (device->told_ns != 0 && now - device->told_ns > kToldBeforeNs) open_device_slots(*model);
-    add_device_slots(model, now);
+    add_device_slots(*model, now);
   }
 }
 
@@ -69,23 +69,30 @@ void Core::device_work_done(SharedModel& model, const VramSlots::Done& done, std
 }
 
 // Memory comes last: clients have their own by the time that they have computed for a second.
-void Core::add_device_slots(const std::shared_ptr<SharedModel>& model, std::uint64_t now) {
-  VramSlots& device = *model->device();
+void Core::add_device_slots(SharedModel& model, std::uint64_t now) {
+  VramSlots& device = *model.device();
   if (device.n_slots() > 0 || device.is_allocating || device.is_lost || device.first_record_ns == 0) return;
   if (now - device.first_record_ns < kFirstPassNs) return;
   if (device.tried_ns != 0 && now - device.tried_ns < kAgainAfterNs) return;
+  // Of models on one GPU one allocates at a time, so that each sees what the others have taken.
+  const bool waits = std::ranges::any_of(models_, [&device](const auto& other) {
+    const VramSlots* const there = other.second->device();
+    return there != nullptr && &there->gpu() == &device.gpu() && there->is_allocating;
+  });
+  if (model.sessions == 0 || waits) return;
   device.tried_ns = now;
   device.is_allocating = true;
-  const std::vector<std::uint32_t> each = gpu_slots_wanted(model->layout(), config_.gpu.slots);
+  const std::vector<std::uint32_t> each = gpu_slots_wanted(model.layout(), config_.gpu.slots);
   const std::uint32_t wanted = std::ranges::min(each);
   std::uint64_t taken = gpu_.device_bytes(device.gpu());
   for (const auto& [id, other] : models_) {
-    if (other->device() != nullptr && &other->device()->gpu() == &device.gpu() &&
-        other->device()->n_slots() > 0)
-      taken += other->device()->bytes_for(other->device()->n_slots());
+    const VramSlots* const there = other->device();
+    if (there != nullptr && &there->gpu() == &device.gpu() && there->n_slots() > 0)
+      taken += there->bytes_for(there->n_slots());
   }
-  device.run([model, wanted, taken, &options = config_.gpu] {
-    VramSlots& slots = *model->device();
+  // Not a share of the model: were it the last one, the queue's thread would have to end itself. The queue
+  // ends before what its calls use.
+  device.run([&slots = device, wanted, taken, options = config_.gpu] {
     auto memory = slots.gpu().memory_info();
     if (!memory) {
       slots.note = memory.error().text;
@@ -93,9 +100,11 @@ void Core::add_device_slots(const std::shared_ptr<SharedModel>& model, std::uint
     }
     std::uint64_t budget = memory->free > options.keep_free ? memory->free - options.keep_free : 0;
     if (options.bytes > 0) budget = std::min(budget, options.bytes > taken ? options.bytes - taken : 0);
-    std::uint32_t n = wanted;
+    std::uint32_t n = std::min(wanted, slots.n_slots_max());
     while (n > 0 && slots.bytes_for(n) > budget) --n;
-    slots.note = n == wanted ? "" : "fewer device slots than gpu.slots asks for fit into device memory";
+    slots.note = n == wanted ? ""
+                             : "fewer device slots than gpu.slots asks for fit into device memory, or can be "
+                               "told apart by kernels";
     if (n == 0) {
       slots.note = "no device memory within gpu.bytes and gpu.keep_free";
       return;

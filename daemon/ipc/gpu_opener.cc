@@ -64,6 +64,9 @@ Result<GpuOpener::Opened> GpuOpener::open_spill(Request& request) {
     return Fault{FaultCode::kUnsupported, "gpu.mode is covered: no model spills"};
   auto gpu = core_.gpu().find_gpu(request.gpu);
   if (!gpu) return std::move(gpu).error();
+  // Makes the GPU's context if it is the first use: on this thread, since the core loop is not to wait for
+  // it.
+  if (auto memory = (*gpu)->memory_info(); !memory) return std::move(memory).error();
   auto model = register_model(core_, std::move(request.shards), request.name, request.session, *gpu);
   if (!model) return std::move(model).error();
   // This thread alone makes them, so nobody has the model before it is prepared.

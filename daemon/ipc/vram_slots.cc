@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/model/ggml_types.h"
 #include "daemon/platform/huge_pages.h"
 
 namespace moecached {
@@ -15,6 +16,7 @@ namespace {
 
 // Kernels that take a row in steps of 512 elements read past the last row of an expert.
 constexpr std::uint64_t kReadPast = 4096;
+constexpr std::uint64_t kScratchSlotsMax = 1024;  // of a client
 
 std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -34,7 +36,12 @@ Result<std::unique_ptr<VramSlots>> VramSlots::create(const ModelLayout& layout, 
     const auto [known, is_new] = first_of_class.emplace(layer.slot_class, n_arrays);
     std::uint64_t expert_bytes = 0;
     for (const PartLayout& part : layer.parts) {
-      if (is_new) slots->arrays_.push_back({.expert_bytes = part.expert_bytes, .n_layers = 0, .memory = {}});
+      if (is_new) {
+        const GgmlType* const type = find_ggml_type(part.ggml_type);
+        const std::uint64_t blocks = part.expert_bytes / (type == nullptr ? 1 : type->block_bytes);
+        slots->arrays_.push_back(
+            {.expert_bytes = part.expert_bytes, .blocks = blocks, .n_layers = 0, .memory = {}});
+      }
       expert_bytes += part.expert_bytes;
     }
     slots->places_.push_back({known->second, slots->arrays_[known->second].n_layers});
@@ -67,6 +74,19 @@ Status VramSlots::prepare(std::span<std::byte> pool) {
 std::uint64_t VramSlots::array_bytes(std::size_t array, std::uint32_t n_slots) const {
   const Array& a = arrays_[array];
   return round_up(std::uint64_t{a.n_layers} * n_slots * a.expert_bytes + kReadPast, gpu_.granularity());
+}
+
+std::uint32_t VramSlots::n_slots_max() const {
+  std::uint64_t smallest = gpu_.granularity(), n_max = UINT32_MAX;
+  for (const Array& array : arrays_) smallest = std::min(smallest, array.expert_bytes);
+  // Ids are the same for all parts of a layer, so those of the smallest part, whose array is rounded up,
+  // count.
+  const std::uint64_t behind = gpu_.granularity() / smallest + kScratchSlotsMax;
+  for (const Array& array : arrays_) {
+    const std::uint64_t in_all = INT32_MAX / std::max<std::uint64_t>(array.blocks, 1);
+    n_max = std::min(n_max, in_all > behind ? (in_all - behind) / array.n_layers : 0);
+  }
+  return static_cast<std::uint32_t>(n_max);
 }
 
 std::uint64_t VramSlots::bytes_for(std::uint32_t n_slots) const {

@@ -48,7 +48,10 @@ class VramSlots {
   Status prepare(std::span<std::byte> pool);
   [[nodiscard]] bool is_prepared() const { return pin_ != nullptr; }
 
-  // -- memory. For n slots of each layer, spare slots included.
+  // -- memory. More slots of each layer are of no use: ggml's kernels count the blocks of a tensor, which
+  // reaches from a layer's first slot to a client's scratch slots behind the array, in 32 bits with a sign.
+  [[nodiscard]] std::uint32_t n_slots_max() const;
+  // For n slots of each layer, spare slots included.
   [[nodiscard]] std::uint64_t bytes_for(std::uint32_t n_slots) const;
   Status allocate(std::uint32_t n_slots);
   [[nodiscard]] std::uint32_t n_slots() const {
@@ -92,6 +95,7 @@ class VramSlots {
  private:
   struct Array {
     std::uint64_t expert_bytes = 0;
+    std::uint64_t blocks = 0;    // of an expert, as its type counts them
     std::uint32_t n_layers = 0;  // of the class
     std::unique_ptr<GpuRange> memory;
   };

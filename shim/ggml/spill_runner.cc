@@ -100,6 +100,10 @@ bool SpillRunner::grow(Buffer& buffer, std::size_t bytes, const char* what) {
     stock_.synchronize(backend_);
     host().ggml_backend_buffer_free(buffer.memory);
     buffer = {};
+    // Graphs that stock has captured may have the old address, whichever plan they are of.
+    for (const std::unique_ptr<Plan>& plan : plans_) {
+      for (Cut& cut : plan->cuts) cut.path = Path::kNone;
+    }
   }
   buffer.memory = host().ggml_backend_buft_alloc_buffer(device->iface.get_buffer_type(device), bytes);
   if (buffer.memory == nullptr) {
@@ -351,7 +355,8 @@ ggml_status SpillRunner::compute(ggml_cgraph& graph) {
   const std::shared_lock no_reconnect(session.graphs());
   ++session.counters().graphs;
   const ggml_status status = run(*plan);
-  for (const Cut& cut : plan->cuts) {
+  for (Cut& cut : plan->cuts) {
+    if (status != GGML_STATUS_SUCCESS) cut.path = Path::kNone;  // what was noted may not have been launched
     for (const Operation& operation : cut.operations) {
       operation.node->src[operation.weight_source] = operation.weight;
       operation.node->src[2] = operation.ids;

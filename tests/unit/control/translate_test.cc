@@ -43,6 +43,11 @@ const LayerReport kLayer = {.block = 1,
                             .read_failures = 12,
                             .leases = 13,
                             .leases_queued = 14,
+                            .device_slots = 20,
+                            .device_resident = 21,
+                            .device_hits = 22,
+                            .rises = 23,
+                            .swaps = 24,
                             .prefetched = 15,
                             .prefetch_used = 16,
                             .prefetch_late = 17,
@@ -82,9 +87,11 @@ ModelReport model_report(std::uint32_t id) {
           .streamed_parts = 7,
           .streamed_bytes = 8,
           .device = "GPU-",
+          .spills = true,
           .loading = true,
           .device_bytes = 9,
           .bytes_uploaded = 10,
+          .bytes_demoted = 17,
           .upload_ns = 11,
           .bytes_in_place = 12,
           .peers = std::vector<std::string>(1, "GPU-1"),
@@ -153,7 +160,7 @@ TEST(Translate, StatsAreSumsOverLayersModelsAndSessions) {
   EXPECT_EQ(out.total().lookups(), 4 * kLayer.lookups);
   EXPECT_EQ(out.total().hits(), 4 * kLayer.hits);
   EXPECT_EQ(out.total().bytes_read(), 12u);
-  EXPECT_EQ(out.total().slots(), 4 * kLayer.n_slots);
+  EXPECT_EQ(out.total().slots(), 4 * (kLayer.n_slots + kLayer.device_slots));
   EXPECT_EQ(out.sessions(), 3u);
   EXPECT_EQ(out.sessions_stalled(), 3u);
   EXPECT_EQ(out.fallback_reads(), 33u);

@@ -162,16 +162,6 @@ class Peers(e2e.Bench):
         bound = 1 / (1 / stock + (1 - hit) * self.about["expert_bytes_per_token"] / dma)
         self.row(name, rate / bound, ">= 0.9", rate / bound >= 0.9, f"{rate:.1f} t/s, hit {100 * hit:.1f} %, bound {bound:.1f}, stock {stock:.1f}")
 
-    def same_as_stock(self, name, ours, stock, step):
-        ours, stock = self.measured.get(ours), self.measured.get(stock)
-        if ours is None or stock is None:
-            self.row(name, None, "equal", None, self.why("stock", step))
-            return
-        pairs = [(a, b) for x, y in zip(ours["logprobs"], stock["logprobs"]) for a, b in zip(x, y)]
-        worst = max(abs(a - b) for a, b in pairs)
-        equal = ours["content"] == stock["content"]
-        self.row(name, "equal" if equal else "differs", "equal", equal, f"largest difference of log probabilities {worst:.2g}")
-
 
 def main():
     parser = e2e.make_parser(__doc__)
@@ -184,12 +174,7 @@ def main():
     bench = Peers(options)
     about = e2e.run_all(bench)
     print(f"{about['machine']}; GPUs {len(bench.gpu_uuids())} x {about['gpu']}; commit {about['commit']}; load {os.getloadavg()[0]:.2f}\n")
-    e2e.print_rows(bench.table())
-    for step, reason in bench.failures.items():
-        print(f"{step}: {reason.splitlines()[0][:300]}")
-    bench.write_json()
-    print(f"\n{e2e.time.monotonic() - bench.start:.0f} s; {options.json}")
-    return 0
+    return e2e.finish(bench)
 
 
 if __name__ == "__main__":

@@ -522,6 +522,16 @@ class Bench:
         reasons = [self.failures[step].splitlines()[0][:160] for step in steps if step in self.failures]
         return "not measured" + (f": {reasons[0]}" if reasons else "")
 
+    def same_as_stock(self, name, ours, stock, step):
+        ours, stock = self.measured.get(ours), self.measured.get(stock)
+        if ours is None or stock is None:
+            self.row(name, None, "equal", None, self.why("stock", step))
+            return
+        pairs = [(a, b) for x, y in zip(ours["logprobs"], stock["logprobs"]) for a, b in zip(x, y)]
+        equal = ours["content"] == stock["content"]
+        self.row(name, "equal" if equal else "differs", "equal", equal,
+                 f"largest difference of log probabilities {max(abs(a - b) for a, b in pairs):.2g}")
+
     def row(self, name, value, goal, met, note):
         self.rows.append({"name": name, "value": value, "goal": goal, "met": met, "note": note})
 
@@ -706,6 +716,16 @@ def run_all(bench):
     return about
 
 
+def finish(bench):
+    """Prints the table and what kept rows from being measured."""
+    print_rows(bench.table())
+    for step, reason in bench.failures.items():
+        print(f"{step}: {reason.splitlines()[0][:300]}")
+    bench.write_json()
+    print(f"\n{time.monotonic() - bench.start:.0f} s; {bench.options.json}")
+    return 0
+
+
 def main():
     options = make_parser(__doc__).parse_args()
     options.json = options.json or str(Path(options.model_dir) / "e2e.json")
@@ -715,10 +735,7 @@ def main():
     print(f"model {bench.about['file_bytes'] / 1e9:.2f} GB, {bench.about['layers']} x {bench.about['experts']} experts, top {bench.about['top_k']}, "
           f"{bench.about['expert_bytes_per_token'] / 1e6:.0f} MB of experts a token; trace {bench.about['trace']}; "
           f"DMA {bench.measured.get('dma_bytes_per_s', 0) / 1e9:.1f} GB/s; stock {bench.measured.get('stock.decode', 0):.1f} t/s\n")
-    print_rows(bench.table())
-    bench.write_json()
-    print(f"\n{time.monotonic() - bench.start:.0f} s; {options.json}")
-    return 0
+    return finish(bench)
 
 
 if __name__ == "__main__":

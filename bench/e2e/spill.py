@@ -268,16 +268,6 @@ class Spill(e2e.Bench):
         self.row(name, sum(parts) / seconds, ">= 1.5", sum(parts) / seconds >= 1.5,
                  "{:.2f} + {:.2f} + {:.2f} s, measured {:.2f} s".format(*parts, seconds))
 
-    def same_as_stock(self, name, ours, stock, step):
-        ours, stock = self.measured.get(ours), self.measured.get(stock)
-        if ours is None or stock is None:
-            self.row(name, None, "equal", None, self.why("stock", step))
-            return
-        pairs = [(a, b) for x, y in zip(ours["logprobs"], stock["logprobs"]) for a, b in zip(x, y)]
-        equal = ours["content"] == stock["content"]
-        self.row(name, "equal" if equal else "differs", "equal", equal,
-                 f"largest difference of log probabilities {max(abs(a - b) for a, b in pairs):.2g}")
-
 
 def main():
     parser = e2e.make_parser(__doc__)
@@ -289,12 +279,7 @@ def main():
     print(f"{about['machine']}; GPU {about['gpu']}; commit {about['commit']}; load {os.getloadavg()[0]:.2f}")
     print(f"RAM capped at {bench.measured.get('cap')}; disk {bench.measured.get('disk_bytes_per_s', 0) / 1e9:.2f} GB/s, O_DIRECT: "
           f"{bench.measured.get('disk.direct')}\n")
-    e2e.print_rows(bench.table())
-    for step, reason in bench.failures.items():
-        print(f"{step}: {reason.splitlines()[0][:300]}")
-    bench.write_json()
-    print(f"\n{e2e.time.monotonic() - bench.start:.0f} s; {options.json}")
-    return 0
+    return e2e.finish(bench)
 
 
 if __name__ == "__main__":

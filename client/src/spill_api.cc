@@ -21,7 +21,7 @@ struct moecached_spill_lane {
   Lane* lane = nullptr;
   std::unique_ptr<SpillDevice> device;
 
-  // Takes over what the daemon has added. Without it all goes on, from RAM.
+  // Takes over what the daemon has added. A failure: there is no memory for scratch slots either.
   moecached_status refresh() {
     if (!device->is_stale()) return MOECACHED_OK;
     return owner.session.locked([&](Session::Locked locked) { return device->refresh(locked.connection()); });
@@ -87,7 +87,7 @@ moecached_status moecached_spill_resolve(moecached_spill_lane* lane, uint32_t la
                                          int32_t* slots_out, const moecached_spill_target* target) {
   if (lane == nullptr || target == nullptr) return null_argument("lane or target");
   return guarded([&] {
-    (void)lane->refresh();
+    if (const auto status = lane->refresh()) return status;
     return lane->device->resolve(layer, Lane::IdMatrix{ids, rows, cols, row_stride_bytes}, slots_out,
                                  *target);
   });
@@ -97,7 +97,7 @@ moecached_status moecached_spill_begin_layer(moecached_spill_lane* lane, uint32_
                                              const int32_t* experts, size_t n) {
   if (lane == nullptr) return null_argument("lane");
   return guarded([&] {
-    (void)lane->refresh();
+    if (const auto status = lane->refresh()) return status;
     return lane->device->begin_layer(layer, {experts, n});
   });
 }

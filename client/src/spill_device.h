@@ -40,7 +40,8 @@ class SpillDevice {
   // Whether refresh() has something to do: device slots were added, or the model has moved to another daemon.
   // A load.
   [[nodiscard]] bool is_stale() const noexcept;
-  // REQUIRES: nothing of the lane is under way. A failure leaves the lane without device slots, and correct.
+  // REQUIRES: nothing of the lane is under way. Device slots that cannot be mapped are done without; after a
+  // failure there are no scratch slots either, and nothing can be resolved.
   [[nodiscard]] moecached_status refresh(Connection& connection);
 
   [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }

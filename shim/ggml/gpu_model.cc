@@ -8,6 +8,20 @@
 #include "shim/ggml/log.h"
 
 namespace moecached::shim {
+int keep_tensor(std::vector<std::unique_ptr<GpuTensor>>& tensors, std::unique_ptr<GpuTensor> found,
+                const ModelFile& file, const ggml_tensor& tensor, const TensorSource& source,
+                std::string& reason) {
+  found->is_bias = is_bias(tensor, found->info, found->n_experts);
+  reason = file.mismatch(tensor, source, found->info, found->n_experts);
+  if (!reason.empty()) return -1;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i]->layer == found->layer && tensors[i]->part == found->part) return static_cast<int>(i);
+  }
+  found->shape = tensor;
+  tensors.push_back(std::move(found));
+  return static_cast<int>(tensors.size()) - 1;
+}
+
 GpuWindows::GpuWindows(const GpuModel& model, const std::vector<std::unique_ptr<GpuTensor>>& tensors)
     // First: a move while the windows are taken is then seen as one, and they are taken again.
     : generation_(model.generation()), buffer_(make_foreign_buffer(model.device())) {
@@ -84,15 +98,7 @@ int GpuExperts::add_tensor(const ggml_tensor& tensor, const TensorSource& source
     return -1;
   }
   added->n_experts = layer.n_experts;
-  added->is_bias = is_bias(tensor, added->info, added->n_experts);
-  reason = file_.mismatch(tensor, source, added->info, added->n_experts);
-  if (!reason.empty()) return -1;
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i]->layer == added->layer && tensors_[i]->part == added->part) return static_cast<int>(i);
-  }
-  added->shape = tensor;
-  tensors_.push_back(std::move(added));
-  return static_cast<int>(tensors_.size()) - 1;
+  return keep_tensor(tensors_, std::move(added), file_, tensor, source, reason);
 }
 
 bool GpuExperts::read(std::size_t index, uint64_t offset, void* out, std::size_t bytes) const {

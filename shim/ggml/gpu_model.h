@@ -51,6 +51,12 @@ struct GpuTensor {
   ggml_tensor shape = {};
 };
 
+// Keeps a tensor that was found in the model's layout, or finds the same one, loaded before. Its index;
+// negative and a reason when its bytes are not those of the file.
+int keep_tensor(std::vector<std::unique_ptr<GpuTensor>>& tensors, std::unique_ptr<GpuTensor> found,
+                const ModelFile& file, const ggml_tensor& tensor, const TensorSource& source,
+                std::string& reason);
+
 class GpuWindows {
  public:
   // tensors: of the model's file, in the order of their indexes.

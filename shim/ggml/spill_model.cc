@@ -55,15 +55,7 @@ int SpillExperts::add_tensor(const ggml_tensor& tensor, const TensorSource& sour
     return -1;
   }
   added->n_experts = layer.n_experts;
-  added->is_bias = is_bias(tensor, added->info, added->n_experts);
-  reason = file_.mismatch(tensor, source, added->info, added->n_experts);
-  if (!reason.empty()) return -1;
-  for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i]->layer == added->layer && tensors_[i]->part == added->part) return static_cast<int>(i);
-  }
-  added->shape = tensor;
-  tensors_.push_back(std::move(added));
-  return static_cast<int>(tensors_.size()) - 1;
+  return keep_tensor(tensors_, std::move(added), file_, tensor, source, reason);
 }
 
 bool SpillExperts::read(std::size_t index, uint64_t offset, void* out, std::size_t bytes) const {

@@ -228,4 +228,4 @@ class HostTestCase(unittest.TestCase):
 
 
 def main():
-    unittest.main(verbosity=2, argv=[sys.argv[0]])
+    unittest.main(verbosity=2)

@@ -19,22 +19,23 @@
 
 namespace moecached::client {
 
-#define MOECACHED_CUDA_FUNCTIONS(X)                                                                         \
-  X(cuInit)                                                                                                 \
-  X(cuGetErrorString)                                                                                       \
-  X(cuDeviceGetCount)                                                                                       \
-  X(cuDeviceGet)                                                                                            \
-  X(cuDeviceGetUuid_v2) X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) \
-      X(cuCtxPushCurrent_v2) X(cuCtxPopCurrent_v2) X(cuCtxSynchronize) X(cuMemAddressReserve)               \
-          X(cuMemAddressFree) X(cuMemImportFromShareableHandle) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap)   \
-              X(cuMemSetAccess) X(cuMemHostRegister_v2) X(cuMemHostUnregister)                              \
-                  X(cuMemHostGetDevicePointer_v2) X(cuMemcpy2DAsync_v2) X(cuStreamCreate)                   \
-                      X(cuStreamDestroy_v2) X(cuStreamSynchronize) X(cuStreamWaitEvent)                     \
-                          X(cuStreamWriteValue64_v2) X(cuEventRecord) X(cuMemCreate) X(cuMemsetD32_v2)      \
-                              X(cuMemsetD8_v2) X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoDAsync_v2)              \
-                                  X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventSynchronize)               \
-                                      X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction)          \
-                                          X(cuLaunchKernel)
+#define MOECACHED_CUDA_FUNCTIONS(X)                                                                          \
+  X(cuInit)                                                                                                  \
+  X(cuGetErrorString)                                                                                        \
+  X(cuDeviceGetCount)                                                                                        \
+  X(cuDeviceGet)                                                                                             \
+  X(cuDeviceGetUuid_v2)                                                                                      \
+  X(cuDeviceGetAttribute) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) X(cuCtxPushCurrent_v2) \
+      X(cuCtxPopCurrent_v2) X(cuCtxSynchronize) X(cuMemAddressReserve) X(cuMemAddressFree)                   \
+          X(cuMemImportFromShareableHandle) X(cuMemRelease) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess)      \
+              X(cuMemHostRegister_v2) X(cuMemHostUnregister) X(cuMemHostGetDevicePointer_v2)                 \
+                  X(cuMemcpy2DAsync_v2) X(cuStreamCreate) X(cuStreamDestroy_v2) X(cuStreamSynchronize)       \
+                      X(cuStreamWaitEvent) X(cuStreamWriteValue64_v2) X(cuEventRecord) X(cuMemCreate)        \
+                          X(cuMemsetD32_v2) X(cuMemsetD8_v2) X(cuMemcpyHtoDAsync_v2) X(cuMemcpyDtoDAsync_v2) \
+                              X(cuEventCreate) X(cuEventDestroy_v2) X(cuEventSynchronize)                    \
+                                  X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction)               \
+                                      X(cuLaunchKernel) X(cuStreamWaitValue32_v2) X(cuMemAlloc_v2)           \
+                                          X(cuMemFree_v2)
 
 struct CudaDriver {
 #define MOECACHED_CUDA_MEMBER(name) decltype(&::name) name = nullptr;

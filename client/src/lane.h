@@ -43,6 +43,15 @@ class Lane {
   [[nodiscard]] moecached_status resolve_resident(std::uint32_t layer, std::span<const std::int32_t> experts,
                                                   std::int32_t* slots_out);
   void end();
+  // Reads experts from the file, whatever the daemon has: at places `stride` bytes apart, each as in a slot.
+  // For those that cannot be leased together. REQUIRES: distinct, in range; no epoch is needed.
+  struct Records {
+    std::byte* memory = nullptr;
+    std::uint64_t stride = 0;
+  };
+  [[nodiscard]] moecached_status read_alone(std::uint32_t layer, std::span<const std::int32_t> experts,
+                                            const Records& to);
+  [[nodiscard]] bool is_connected() const noexcept { return channel_.connection().connected(); }
 
   [[nodiscard]] std::size_t stream_capacity(std::uint32_t layer, std::uint32_t part) const;
   [[nodiscard]] moecached_status stream_begin(const LaneChannel::StreamRequest& request,

@@ -86,6 +86,21 @@ moecached_status Lane::read_absent(std::uint32_t layer, bool asked_daemon) {
   return MOECACHED_OK;
 }
 
+moecached_status Lane::read_alone(std::uint32_t layer, std::span<const std::int32_t> experts,
+                                  const Records& to) {
+  const LayerLayout& layout = mapping_->layout.layers[layer];
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    if (const auto status = model_.files.read_expert(layout, static_cast<std::uint32_t>(experts[i]),
+                                                     to.memory + i * to.stride, &bytes)) {
+      return status;
+    }
+  }
+  note_fallback(experts.size(), bytes);
+  note_lookups(experts.size(), 0);
+  return MOECACHED_OK;
+}
+
 void Lane::release_pins() {
   mapping_->windows[pinned_layer_].private_slots->release(pins_);
   pins_.clear();

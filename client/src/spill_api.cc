@@ -7,6 +7,7 @@
 #include "client/src/api.h"
 #include "client/src/error.h"
 #include "client/src/spill_device.h"
+#include "client/src/spill_waits.h"
 
 using moecached::client::fail;
 using moecached::client::guarded;
@@ -15,11 +16,13 @@ using moecached::client::Model;
 using moecached::client::null_argument;
 using moecached::client::Session;
 using moecached::client::SpillDevice;
+using moecached::client::SpillWaits;
 
 struct moecached_spill_lane {
   moecached_model& owner;
   Lane* lane = nullptr;
   std::unique_ptr<SpillDevice> device;
+  std::unique_ptr<SpillWaits> waits;  // goes before the device
 
   // Takes over what the daemon has added. A failure: there is no memory for scratch slots either.
   moecached_status refresh() {
@@ -51,7 +54,8 @@ moecached_status moecached_spill_lane_open(moecached_model* model, moecached_spi
   if (model == nullptr) return null_argument("model");
   return guarded([&] {
     if (!model->model.gpu) return fail(MOECACHED_E_ARGUMENT, "the model was not opened to spill from a GPU");
-    auto lane = std::unique_ptr<moecached_spill_lane>(new moecached_spill_lane{*model, nullptr, nullptr});
+    auto lane =
+        std::unique_ptr<moecached_spill_lane>(new moecached_spill_lane{*model, nullptr, nullptr, nullptr});
     if (const auto status = model->session.open_lane(model->model, &lane->lane)) return status;
     const auto status = model->session.locked([&](Session::Locked locked) {
       return SpillDevice::open(locked.connection(), model->model, *lane->lane, &lane->device);
@@ -67,6 +71,7 @@ moecached_status moecached_spill_lane_open(moecached_model* model, moecached_spi
 
 void moecached_spill_lane_close(moecached_spill_lane* lane) {
   if (lane == nullptr) return;
+  lane->waits.reset();
   lane->device.reset();  // waits for its copies, which read what the lane holds
   lane->owner.session.close_lane(lane->owner.model, lane->lane);
   delete lane;
@@ -109,3 +114,42 @@ moecached_status moecached_spill_load_part(moecached_spill_lane* lane, uint32_t 
 }
 
 void moecached_spill_end(moecached_spill_lane* lane) { lane->lane->end(); }
+
+moecached_status moecached_spill_waits_reserve(moecached_spill_lane* lane, uint32_t n_ids) {
+  if (lane == nullptr) return null_argument("lane");
+  return guarded([&] {
+    if (const auto status = lane->refresh()) return status;
+    if (lane->waits == nullptr) {
+      if (const auto status = SpillWaits::open(*lane->device, &lane->waits)) return status;
+    }
+    return lane->waits->reserve(n_ids);
+  });
+}
+
+moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const uint32_t* layers, size_t n) {
+  if (lane == nullptr || (layers == nullptr && n > 0)) return null_argument("lane or layers");
+  return guarded([&] {
+    if (lane->waits == nullptr) return fail(MOECACHED_E_ARGUMENT, "no room was reserved for waits");
+    if (!lane->lane->is_connected()) return fail(MOECACHED_E_UNAVAILABLE, "the daemon is gone");
+    if (const auto status = lane->refresh()) return status;
+    return lane->waits->begin({layers, n});
+  });
+}
+
+moecached_status moecached_spill_wait_enqueue(moecached_spill_lane* lane, const moecached_spill_wait* wait) {
+  if (lane == nullptr || wait == nullptr) return null_argument("lane or wait");
+  return guarded([&] {
+    if (lane->waits == nullptr) return fail(MOECACHED_E_ARGUMENT, "no room was reserved for waits");
+    return lane->waits->enqueue(*wait);
+  });
+}
+
+moecached_status moecached_spill_waits_end(moecached_spill_lane* lane) {
+  if (lane == nullptr) return null_argument("lane");
+  return guarded([&] {
+    if (lane->waits == nullptr) return fail(MOECACHED_E_ARGUMENT, "no room was reserved for waits");
+    const auto status = lane->waits->end();
+    lane->lane->end();
+    return status;
+  });
+}

@@ -1,6 +1,7 @@
 #include "client/src/spill_device.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "client/src/error.h"
@@ -69,6 +70,7 @@ moecached_status SpillDevice::refresh(Connection& connection) {
     mapping_ = lane_.mapping();
     has_slots_ = false;
     pin_windows();
+    look_up_addresses();
     pin_stream();
     if (const auto status = map_arrays(nullptr, 0)) return status;
   }
@@ -98,6 +100,19 @@ void SpillDevice::pin_windows() {
     if (HostRegistration::open(context_, memory, kFlags, &pins->emplace_back()) != MOECACHED_OK) return;
   }
   mapping_->pinned = std::move(pins);
+}
+
+// Where kernels find the RAM slots.
+void SpillDevice::look_up_addresses() {
+  window_addresses_.clear();
+  if (mapping_->pinned == nullptr) return;
+  std::vector<CUdeviceptr> addresses(layout().layers.size());
+  for (std::uint32_t l = 0; l < addresses.size(); ++l) {
+    const CUresult result =
+        cuda().cuMemHostGetDevicePointer_v2(&addresses[l], mapping_->windows[l].address, 0);
+    if (result != CUDA_SUCCESS) return;
+  }
+  window_addresses_ = std::move(addresses);
 }
 
 void SpillDevice::pin_stream() {
@@ -282,34 +297,44 @@ moecached_status SpillDevice::settled(moecached_status status) {
   return status;
 }
 
+std::int32_t SpillDevice::scratch_slot(const LayerLayout& layer, std::size_t scratch) const {
+  return static_cast<std::int32_t>(scratch_first_[layer.layer.first_array] + scratch -
+                                   layer.layer.class_index * n_device_slots_);
+}
+
+// Turns slots of the table into slots of the windows. copied_: the RAM slots that belong into scratch slots
+// 0, 1, ..; false: there are more of them than scratch slots.
+bool SpillDevice::assign_scratch(const LayerLayout& layer, std::span<std::int32_t> slots) {
+  copied_.clear();
+  for (std::int32_t& slot : slots) {
+    if (slot >= MOECACHED_DEVICE_SLOT) {
+      slot -= MOECACHED_DEVICE_SLOT;
+      continue;
+    }
+    const auto known = std::find(copied_.begin(), copied_.end(), slot);
+    const auto scratch = static_cast<std::size_t>(known - copied_.begin());
+    if (known == copied_.end()) {
+      if (scratch == n_scratch_) return false;
+      copied_.push_back(slot);
+    }
+    slot = scratch_slot(layer, scratch);
+  }
+  return true;
+}
+
 moecached_status SpillDevice::resolve(std::uint32_t layer, const Lane::IdMatrix& ids, std::int32_t* slots_out,
                                       const moecached_spill_target& target) {
   if (const auto status = lane_.resolve(layer, ids, slots_out)) return status;
   const ScopedContext current(*context_);
   if (const auto status = current.status()) return status;
-  const LayerLayout& facts = layout().layers[layer];
-  const std::uint32_t scratch_first =
-      scratch_first_[facts.layer.first_array] - facts.layer.class_index * n_device_slots_;
-  copied_.clear();
   const std::size_t n = ids.rows * ids.cols;
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::int32_t slot = slots_out[i];
-    if (slot >= MOECACHED_DEVICE_SLOT) {
-      slots_out[i] = slot - MOECACHED_DEVICE_SLOT;
-      continue;
-    }
-    const auto known = std::find(copied_.begin(), copied_.end(), slot);
-    const auto scratch = static_cast<std::uint32_t>(known - copied_.begin());
-    slots_out[i] = static_cast<std::int32_t>(scratch_first + scratch);
-    if (known != copied_.end()) continue;
-    if (scratch == n_scratch_) {
-      cuda().cuStreamSynchronize(stream_);  // what was begun reads slots that this epoch gives up
-      lane_.end();
-      return fail(MOECACHED_E_TOO_MANY, "more than %u experts of a layer are not in VRAM: load its parts",
-                  n_scratch_);
-    }
-    copied_.push_back(slot);
-    if (const auto status = copy_expert(layer, slot, scratch)) return settled(status);
+  if (!assign_scratch(layout().layers[layer], {slots_out, n})) {
+    lane_.end();
+    return fail(MOECACHED_E_TOO_MANY, "more than %u experts of a layer are not in VRAM: load its parts",
+                n_scratch_);
+  }
+  for (std::uint32_t scratch = 0; scratch < copied_.size(); ++scratch) {
+    if (const auto status = copy_expert(layer, copied_[scratch], scratch)) return settled(status);
   }
   if (target.slots != 0) {
     if (const auto status = check_cuda(
@@ -320,6 +345,60 @@ moecached_status SpillDevice::resolve(std::uint32_t layer, const Lane::IdMatrix&
   }
   return settled(
       check_cuda(cuda().cuEventRecord(static_cast<CUevent>(target.ready), stream_), "record an event"));
+}
+
+moecached_status SpillDevice::can_be_waited_for() const {
+  if (window_addresses_.empty())
+    return fail(MOECACHED_E_UNAVAILABLE, "the RAM slots cannot be page-locked, so no kernel reads them");
+  for (const LayerLayout& layer : layout().layers) {
+    for (const moecached_shm_part& part : layer.parts) {
+      if (part.expert_bytes % 4 != 0 || part.slot_offset % 4 != 0)
+        return fail(MOECACHED_E_UNAVAILABLE, "experts of %llu bytes: not a multiple of 4",
+                    static_cast<unsigned long long>(part.expert_bytes));
+    }
+  }
+  return MOECACHED_OK;
+}
+
+std::uint64_t SpillDevice::record_bytes_max() const {
+  std::uint64_t bytes = 0;
+  for (const LayerLayout& layer : layout().layers) bytes = std::max(bytes, layer.layer.slot_stride);
+  return bytes;
+}
+
+SpillDevice::PartPlace SpillDevice::part_place(std::uint32_t layer, std::uint32_t part) const {
+  const LayerLayout& facts = layout().layers[layer];
+  return {window_of(facts, part), facts.parts[part].expert_bytes, facts.parts[part].slot_offset};
+}
+
+moecached_status SpillDevice::place(std::uint32_t layer, std::span<const std::int32_t> ids,
+                                    const Bounce& bounce, std::span<Place> out) {
+  const LayerLayout& facts = layout().layers[layer];
+  const std::uint64_t stride = facts.layer.slot_stride;
+  slots_.resize(ids.size());
+  auto status = lane_.resolve(layer, Lane::IdMatrix{ids.data(), 1, ids.size(), 0}, slots_.data());
+  const bool reads_alone = status == MOECACHED_E_TOO_MANY;
+  if (status != MOECACHED_OK && !reads_alone) return status;
+  // Alone, an expert's id stands for its slot: each comes into a scratch slot.
+  if (reads_alone) slots_.assign(ids.begin(), ids.end());
+  const bool fit = assign_scratch(facts, slots_);
+  for (std::size_t i = 0; i < ids.size(); ++i) out[i] = {slots_[i], 0, 0};
+  if (!fit) return fail(MOECACHED_E_TOO_MANY, "more experts of a layer than %u scratch slots", n_scratch_);
+  if (reads_alone) status = lane_.read_alone(layer, copied_, {bounce.memory, stride});
+  if (reads_alone && status != MOECACHED_OK) return status;
+  for (std::size_t scratch = 0; scratch < copied_.size(); ++scratch) {
+    const auto slot = static_cast<std::uint32_t>(copied_[scratch]);
+    std::uint64_t source = bounce.address + scratch * stride;
+    if (!reads_alone && slot < mapping_->views[layer].n_slots) {
+      source = window_addresses_[layer] + slot * stride;
+    } else if (!reads_alone) {
+      std::memcpy(bounce.memory + scratch * stride, record(layer, copied_[scratch]), stride);
+    }
+    const std::int32_t wanted = scratch_slot(facts, scratch);
+    std::find_if(out.begin(), out.end(), [&](const Place& place) { return place.slot == wanted; })->source =
+        source;
+  }
+  return MOECACHED_OK;
 }
 
 moecached_status SpillDevice::begin_layer(std::uint32_t layer, std::span<const std::int32_t> experts) {

@@ -51,6 +51,40 @@ class SpillDevice {
   [[nodiscard]] moecached_status resolve(std::uint32_t layer, const Lane::IdMatrix& ids,
                                          std::int32_t* slots_out, const moecached_spill_target& target);
   [[nodiscard]] moecached_status begin_layer(std::uint32_t layer, std::span<const std::int32_t> experts);
+
+  // -- for SpillWaits: the same without CUDA calls, the copies left to the kernel `bring` of wait.ptx, which
+  // reads it.
+  struct Place {
+    std::int32_t slot = 0;  // of the layer's windows
+    std::uint32_t reserved = 0;
+    std::uint64_t source = 0;  // CUdeviceptr of the expert's record, to be copied to the slot; 0: it is there
+  };
+  struct PartPlace {
+    CUdeviceptr window = 0;
+    std::uint64_t expert_bytes = 0;
+    std::uint64_t record_offset = 0;  // in a record
+  };
+  struct Bounce {  // page-locked, a record of record_bytes_max() for each of the ids
+    std::byte* memory = nullptr;
+    CUdeviceptr address = 0;
+  };
+  // Resolves the layer's experts. What is in no page-locked slot (read here, as the daemon is gone or cannot
+  // lease as many) is copied into `bounce`, which the layer's kernels may read until the next call.
+  [[nodiscard]] moecached_status place(std::uint32_t layer, std::span<const std::int32_t> ids,
+                                       const Bounce& bounce, std::span<Place> out);
+  // MOECACHED_E_UNAVAILABLE, with the reason, where place() or its kernel could not do their work.
+  [[nodiscard]] moecached_status can_be_waited_for() const;
+  [[nodiscard]] PartPlace part_place(std::uint32_t layer, std::uint32_t part) const;
+  [[nodiscard]] std::uint32_t n_layers() const { return static_cast<std::uint32_t>(layout().layers.size()); }
+  [[nodiscard]] std::uint32_t n_parts(std::uint32_t layer) const {
+    return static_cast<std::uint32_t>(layout().layers[layer].parts.size());
+  }
+  [[nodiscard]] std::uint32_t n_expert_used() const { return layout().model.n_expert_used; }
+  [[nodiscard]] std::uint64_t record_bytes_max() const;
+  [[nodiscard]] std::uint32_t n_scratch() const noexcept { return n_scratch_; }
+  [[nodiscard]] const std::shared_ptr<CudaContext>& context() const noexcept { return context_; }
+  [[nodiscard]] CUstream stream() const noexcept { return stream_; }
+
   [[nodiscard]] moecached_status load_part(std::uint32_t part, CUdeviceptr destination, CUevent ready);
 
  private:
@@ -73,6 +107,9 @@ class SpillDevice {
   moecached_status copy(CUdeviceptr to, const std::byte* from, std::uint64_t bytes);
   moecached_status settled(moecached_status status);
   moecached_status copy_expert(std::uint32_t layer, std::int32_t slot, std::uint32_t scratch);
+  [[nodiscard]] std::int32_t scratch_slot(const LayerLayout& layer, std::size_t scratch) const;
+  [[nodiscard]] bool assign_scratch(const LayerLayout& layer, std::span<std::int32_t> slots);
+  void look_up_addresses();
   moecached_status load_resident(std::uint32_t part, CUdeviceptr destination);
   moecached_status load_absent(std::uint32_t part, CUdeviceptr destination);
   moecached_status copy_run(const std::byte* data, std::span<const std::int32_t> experts,
@@ -92,6 +129,7 @@ class SpillDevice {
   CUstream stream_ = nullptr;
   CUevent half_copied_[2] = {nullptr, nullptr};  // the stream buffer's half has been copied out of
   std::vector<std::int32_t> copied_;             // RAM slots in scratch slots, by scratch slot
+  std::vector<CUdeviceptr> window_addresses_;    // of RAM slots, by layer; empty: not page-locked
   std::uint32_t layer_ = 0;                      // of begin_layer
   std::vector<std::int32_t> experts_, slots_, absent_;
 };

@@ -2,6 +2,9 @@
 // memory: leases, moves between RAM and device slots, arrays, scratch slots and streams are the real ones,
 // only kernels are loops of the CPU. Threads stand for backend instances: they resolve, read every byte of
 // what they were given, end.
+#include <functional>
+#include <numeric>
+
 #include "tests/integration/gpu_daemon_fixture.h"
 
 namespace moecached {
@@ -78,29 +81,63 @@ class SpillClient {
 
   struct Outcome {
     std::size_t slots = 0, device_slots = 0, wrong = 0, too_many = 0;
+    std::size_t waited = 0;  // graphs that waited on the GPU
     Outcome& operator+=(const Outcome& other) {
       slots += other.slots;
       device_slots += other.device_slots;
       wrong += other.wrong;
       too_many += other.too_many;
+      waited += other.waited;
       return *this;
     }
   };
 
   // One token: kTopK distinct experts of each layer, those near `first` most often.
   Outcome token(std::mt19937& random, std::uint32_t first, std::size_t n = kTopK) {
-    Outcome out;
-    for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
-      std::vector<std::int32_t> ids;
-      while (ids.size() < n) {
+    std::array<std::vector<std::int32_t>, kLayers> ids;
+    for (std::vector<std::int32_t>& of_layer : ids) {
+      while (of_layer.size() < n) {
         const std::uint32_t far = random() % kExperts;
         const auto id =
             static_cast<std::int32_t>((first + std::min<std::uint32_t>(far, random() % kExperts)) % kExperts);
-        if (std::ranges::find(ids, id) == ids.end()) ids.push_back(id);
+        if (std::ranges::find(of_layer, id) == of_layer.end()) of_layer.push_back(id);
       }
-      out += resolve(layer, ids);
     }
+    if (waits_) return waiting_graph(ids);
+    Outcome out;
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer) out += resolve(layer, ids[layer]);
     moecached_spill_end(lane_);
+    return out;
+  }
+  // Tokens wait on the GPU from now on, as long as there is a daemon.
+  void use_waits(std::uint32_t n_ids) {
+    ASSERT_EQ(moecached_spill_waits_reserve(lane_, n_ids), MOECACHED_OK) << moecached_last_error();
+    waits_ = true;
+  }
+  // One graph that is launched whole. between: behind each layer.
+  Outcome waiting_graph(const std::array<std::vector<std::int32_t>, kLayers>& ids,
+                        const std::function<void(std::uint32_t)>& between = {}) {
+    std::array<std::uint32_t, kLayers> layers{};
+    std::iota(layers.begin(), layers.end(), 0u);
+    Outcome out;
+    const moecached_status begun = moecached_spill_waits_begin(lane_, layers.data(), layers.size());
+    if (begun == MOECACHED_E_UNAVAILABLE) {
+      for (std::uint32_t layer = 0; layer < kLayers; ++layer) out += resolve(layer, ids[layer]);
+      moecached_spill_end(lane_);
+      return out;
+    }
+    EXPECT_EQ(begun, MOECACHED_OK) << moecached_last_error();
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer) {
+      std::vector<std::int32_t> slots(ids[layer].size(), -1);
+      const moecached_spill_wait wait{ready_, reinterpret_cast<std::uint64_t>(ids[layer].data()),
+                                      reinterpret_cast<std::uint64_t>(slots.data()),
+                                      static_cast<std::uint32_t>(slots.size()), layer};
+      EXPECT_EQ(moecached_spill_wait_enqueue(lane_, &wait), MOECACHED_OK) << moecached_last_error();
+      out += check(layer, ids[layer], slots);
+      if (between) between(layer);
+    }
+    ++out.waited;
+    EXPECT_EQ(moecached_spill_waits_end(lane_), MOECACHED_OK) << moecached_last_error();
     return out;
   }
   Outcome tokens(std::uint32_t seed, int n, std::uint32_t first) {
@@ -125,6 +162,12 @@ class SpillClient {
       return out;
     }
     EXPECT_EQ(slots, on_device);
+    return check(layer, ids, slots);
+  }
+  // Every byte of what these slots are to hold.
+  Outcome check(std::uint32_t layer, const std::vector<std::int32_t>& ids,
+                const std::vector<std::int32_t>& slots) {
+    Outcome out;
     moecached_layer_info info{};
     EXPECT_EQ(moecached_model_layer(model_, layer, &info), MOECACHED_OK);
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -192,6 +235,7 @@ class SpillClient {
   moecached_spill_lane* lane_ = nullptr;
   const CudaDriver* cu_ = nullptr;
   CUevent ready_ = nullptr;
+  bool waits_ = false;
   static constexpr std::uint64_t first_generation_ = 2;                      // scratch slots alone
   std::map<std::array<std::uint32_t, 3>, std::vector<std::byte>> expected_;  // by layer, part, expert
 };
@@ -239,6 +283,7 @@ TEST_F(SpillDaemonTest, EveryByteIsRightWhileExpertsMoveBetweenAllTiers) {
   for (std::uint32_t t = 0; t < outcomes.size(); ++t) {
     threads.emplace_back([this, t, &outcomes, &stop] {
       SpillClient client(folder_, model_);
+      if (t > 0) client.use_waits(kTopK);
       for (std::uint32_t round = 0; !stop.load(); ++round)
         outcomes[t] += client.tokens(t * 100 + round, 400, round);
     });
@@ -252,6 +297,7 @@ TEST_F(SpillDaemonTest, EveryByteIsRightWhileExpertsMoveBetweenAllTiers) {
   EXPECT_TRUE(enough) << counted.swaps << " swaps, " << counted.device_hits << " device hits";
   EXPECT_EQ(all.wrong, 0u) << "of " << all.slots;
   EXPECT_GT(all.device_slots, 1000u);
+  EXPECT_GT(outcomes[1].waited + outcomes[2].waited, 500u);
   EXPECT_GT(counted.misses, 0u);
   EXPECT_EQ(counted.hits + counted.misses, counted.lookups);
   EXPECT_LE(counted.device_resident, kDeviceSlots * kLayers);
@@ -274,6 +320,7 @@ TEST_F(SpillDaemonTest, CanaryWithoutGracePeriodsBytesAreWrong) {
   for (std::uint32_t t = 0; t < 3; ++t) {
     threads.emplace_back([this, t, &stop, &wrong] {
       SpillClient client(folder_, model_);
+      if (t > 0) client.use_waits(kTopK);
       for (std::uint32_t round = 0; !stop.load(); ++round)
         wrong += client.tokens(t * 100 + round, 100, 5 * t + round).wrong;
     });
@@ -356,6 +403,87 @@ TEST_F(SpillDaemonTest, TwoLanesThatNeedAllSlotsTakeTurns) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong.load(), 0u);
   EXPECT_EQ(done.load(), 600u);
+}
+
+TEST_F(SpillDaemonTest, AWaitingGraphIsAnsweredWhenTheDaemonGoes) {
+  start_spill();
+  SpillClient client(folder_, model_);
+  client.use_waits(kTopK);
+  std::uint32_t seed = 0;
+  ASSERT_TRUE(eventually([&] {
+    EXPECT_EQ(client.tokens(++seed, 50, 0).wrong, 0u);
+    return sum().device_resident >= 6;
+  }));
+  const auto outcome =
+      client.waiting_graph({{{0, 1, 2, 3}, {4, 9, 14, 15}, {5, 10, 11, 13}}}, [&](std::uint32_t layer) {
+        if (layer == 0) daemon_.reset();
+      });
+  EXPECT_EQ(outcome.wrong, 0u);
+  EXPECT_EQ(outcome.waited, 1u);
+  moecached_counters counters{};
+  moecached_model_counters(client.model(), &counters);
+  EXPECT_GT(counters.fallback_reads, 0u) << "it had all that it needed, which shows nothing";
+  const auto behind = client.tokens(1, 20, 3);
+  EXPECT_EQ(behind.wrong, 0u);
+  EXPECT_EQ(behind.waited, 0u) << "without a daemon graphs are cut";
+}
+
+TEST_F(SpillDaemonTest, AWaitForMoreExpertsThanCanBeLeasedReadsThemFromTheFile) {
+  start_spill();
+  SpillClient client(folder_, model_);
+  client.use_waits(kRamSlots + 2);
+  const std::vector<std::int32_t> many = {0, 2, 4, 6, 8, 10, 12, 6}, few = {1, 3};
+  const auto outcome = client.waiting_graph({{few, many, few}});
+  EXPECT_EQ(outcome.wrong, 0u);
+  EXPECT_EQ(outcome.slots, many.size() + 2 * few.size());
+  moecached_counters counters{};
+  moecached_model_counters(client.model(), &counters);
+  EXPECT_EQ(counters.fallback_reads, 7u);
+}
+
+TEST_F(SpillDaemonTest, WaitsThatNeverComeEndWithTheGraph) {
+  start_spill();
+  SpillClient client(folder_, model_);
+  ASSERT_EQ(moecached_spill_waits_reserve(client.lane(), kTopK), MOECACHED_OK) << moecached_last_error();
+  const std::uint32_t layers[] = {0, 1, 2};
+  ASSERT_EQ(moecached_spill_waits_begin(client.lane(), layers, 3), MOECACHED_OK) << moecached_last_error();
+  EXPECT_EQ(moecached_spill_waits_end(client.lane()), MOECACHED_OK) << "its launch failed";
+  client.use_waits(kTopK);
+  EXPECT_EQ(client.tokens(1, 20, 0).wrong, 0u);
+}
+
+TEST_F(SpillDaemonTest, AFailureIsToldAtTheEndOfTheGraphAndEveryLayerIsAnswered) {
+  start_spill();
+  SpillClient client(folder_, model_);
+  client.use_waits(kTopK);
+  const std::uint32_t layers[] = {0, 1};
+  ASSERT_EQ(moecached_spill_waits_begin(client.lane(), layers, 2), MOECACHED_OK) << moecached_last_error();
+  std::int32_t ids[] = {3, static_cast<std::int32_t>(kExperts)}, slots[] = {-1, -1};
+  for (const std::uint32_t layer : layers) {
+    const moecached_spill_wait wait{&ids, reinterpret_cast<std::uint64_t>(ids),
+                                    reinterpret_cast<std::uint64_t>(slots), 2, layer};
+    ASSERT_EQ(moecached_spill_wait_enqueue(client.lane(), &wait), MOECACHED_OK);
+    EXPECT_EQ(slots[0], 0) << "the graph computes on, within memory that is there";
+    ids[1] = 0;
+  }
+  EXPECT_EQ(moecached_spill_waits_end(client.lane()), MOECACHED_E_ARGUMENT);
+  EXPECT_NE(std::string(moecached_last_error()).find("expert id"), std::string::npos)
+      << moecached_last_error();
+  EXPECT_EQ(client.tokens(1, 20, 0).wrong, 0u);
+}
+
+TEST_F(SpillDaemonTest, WaitsAreRefusedWhereThereIsNoRoomForThem) {
+  start_spill();
+  SpillClient client(folder_, model_);
+  EXPECT_EQ(moecached_spill_waits_reserve(client.lane(), 65), MOECACHED_E_TOO_MANY);
+  const std::uint32_t layer = kLayers;
+  EXPECT_EQ(moecached_spill_waits_begin(client.lane(), &layer, 1), MOECACHED_E_ARGUMENT);
+  client.use_waits(kTopK);
+  std::int32_t ids[5] = {}, slots[5] = {};
+  const moecached_spill_wait wait{&ids, reinterpret_cast<std::uint64_t>(ids),
+                                  reinterpret_cast<std::uint64_t>(slots), 5, 0};
+  EXPECT_EQ(moecached_spill_wait_enqueue(client.lane(), &wait), MOECACHED_E_ARGUMENT)
+      << "more ids than were reserved";
 }
 
 TEST_F(SpillDaemonTest, LanesGoOnFromTheFileWhenTheDaemonIsGone) {

@@ -261,6 +261,28 @@ MOECACHED_API moecached_status moecached_spill_load_part(moecached_spill_lane* l
 // The lane has finished with what it resolved or loaded last. REQUIRES: it is computed.
 MOECACHED_API void moecached_spill_end(moecached_spill_lane* lane);
 
+// The same without stops, where the driver can do it: a graph is launched whole, and its stream waits at each layer until a
+// thread of the library has resolved what the layer's router chose. For a few tokens, the most ids of a layer being 64.
+typedef struct moecached_spill_wait {
+  void* stream;    // CUstream; a capturing one records the wait into its graph
+  uint64_t ids;    // CUdeviceptr of int32[n_ids]: experts, written by an earlier kernel of the stream; they may repeat
+  uint64_t slots;  // CUdeviceptr of int32[n_ids], written: where kernels behind it read these experts, as resolve says
+  uint32_t n_ids;
+  uint32_t layer;
+} moecached_spill_wait;
+
+// Makes room for waits of so many ids a layer. MOECACHED_E_UNAVAILABLE: waits are not possible here, the reason says why;
+// MOECACHED_E_TOO_MANY: not of as many ids. REQUIRES, as for all below but wait_enqueue: no graph of the lane is under way.
+MOECACHED_API moecached_status moecached_spill_waits_reserve(moecached_spill_lane* lane, uint32_t n_ids);
+// Begins a graph that waits in these layers, each once, in this order. Until waits_end nothing else may be called for the lane
+// but generation, window and wait_enqueue. MOECACHED_E_UNAVAILABLE: the daemon is gone; resolve serves then.
+MOECACHED_API moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const uint32_t* layers, size_t n);
+// Enqueues a wait; captured ones are good until the generation moves. No lock, no allocation.
+MOECACHED_API moecached_status moecached_spill_wait_enqueue(moecached_spill_lane* lane, const moecached_spill_wait* wait);
+// Ends the graph and what it used. REQUIRES: it is computed, or nothing of it was launched. A failure is the first of any layer:
+// what the graph has computed is to be thrown away.
+MOECACHED_API moecached_status moecached_spill_waits_end(moecached_spill_lane* lane);
+
 // The reason of the last failure on this thread, one sentence; "" if none.
 MOECACHED_API const char* moecached_last_error(void);
 

@@ -1,5 +1,5 @@
-// What is done in streams: copies, writes, events, and the one kernel that the client launches. All is done
-// when the call returns, whatever the stream.
+// What is done in streams: copies, writes, waits, events, and the kernels that the client launches. All is
+// done when the call returns, whatever the stream.
 #include <cuda.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "tests/support/soft_cuda/entry.h"
 
@@ -143,6 +144,15 @@ CUresult CUDAAPI cuStreamWriteValue32(CUstream, CUdeviceptr to, cuuint32_t value
   return CUDA_SUCCESS;
 }
 
+// The caller waits, as all is done when a call returns.
+CUresult CUDAAPI cuStreamWaitValue32(CUstream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
+  ENTER_CONTEXT();
+  if (at % sizeof value != 0 || flags != CU_STREAM_WAIT_VALUE_EQ) return CUDA_ERROR_INVALID_VALUE;
+  const auto* word = static_cast<const cuuint32_t*>(pointer(at));
+  while (__atomic_load_n(word, __ATOMIC_SEQ_CST) != value) std::this_thread::yield();
+  return CUDA_SUCCESS;
+}
+
 CUresult CUDAAPI cuStreamWriteValue64(CUstream, CUdeviceptr to, cuuint64_t value, unsigned) {
   ENTER_CONTEXT();
   if (to % sizeof value != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -201,21 +211,31 @@ extern "C" CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* fro
   return CUDA_SUCCESS;
 }
 
-// -- kernels: the fetch kernel of client/src/fetch.ptx, as C++
+// -- kernels: those of client/src/fetch.ptx and wait.ptx, as C++
 namespace {
 
-constexpr std::string_view kFetch = "moecached_fetch";
+struct Grid {
+  unsigned x, y, z, threads;
+};
+using Kernel = void (*)(const Grid& grid, void** arguments);
+
+template <typename T>
+T* memory_at(void* argument) {
+  return static_cast<T*>(pointer(*static_cast<CUdeviceptr*>(argument)));
+}
+std::uint32_t number(void* argument) { return *static_cast<std::uint32_t*>(argument); }
 
 struct FetchPart {
   CUdeviceptr window;
   std::uint64_t stride;
 };
 
-void fetch(unsigned n_ids, unsigned n_parts, void** arguments) {
-  const auto* slots = static_cast<const std::int32_t*>(pointer(*static_cast<CUdeviceptr*>(arguments[0])));
-  auto* fetched = static_cast<std::int32_t*>(pointer(*static_cast<CUdeviceptr*>(arguments[1])));
-  const std::uint32_t host_first = *static_cast<std::uint32_t*>(arguments[2]);
-  const std::uint32_t scratch_first = *static_cast<std::uint32_t*>(arguments[3]);
+void fetch(const Grid& grid, void** arguments) {
+  const unsigned n_ids = grid.y, n_parts = grid.z;
+  const auto* slots = memory_at<const std::int32_t>(arguments[0]);
+  auto* fetched = memory_at<std::int32_t>(arguments[1]);
+  const std::uint32_t host_first = number(arguments[2]);
+  const std::uint32_t scratch_first = number(arguments[3]);
   const auto* parts = static_cast<const FetchPart*>(arguments[4]);
   for (unsigned i = 0; i < n_ids; ++i) {
     const auto slot = static_cast<std::uint32_t>(slots[i]);
@@ -232,6 +252,50 @@ void fetch(unsigned n_ids, unsigned n_parts, void** arguments) {
     }
   }
 }
+
+void ask(const Grid& grid, void** arguments) {
+  const auto* ids = memory_at<const std::uint32_t>(arguments[0]);
+  auto* asked = memory_at<std::uint32_t>(arguments[1]);
+  const std::uint32_t n = number(arguments[2]);
+  if (n > grid.threads) std::abort();
+  __atomic_store_n(asked, n, __ATOMIC_RELAXED);  // in any order
+  for (std::uint32_t i = 0; i < n; ++i) __atomic_store_n(asked + 1 + i, ids[i] + 1, __ATOMIC_RELAXED);
+}
+
+struct Place {
+  std::int32_t slot;
+  std::uint32_t reserved;
+  std::uint64_t source;
+};
+
+void take(const Grid& grid, void** arguments) {
+  const std::uint32_t n = number(arguments[2]);
+  if (n > grid.threads) std::abort();
+  std::memcpy(memory_at<Place>(arguments[1]), memory_at<const Place>(arguments[0]), n * sizeof(Place));
+}
+
+struct BringPart {
+  CUdeviceptr window;
+  std::uint64_t stride;
+  std::uint64_t offset;
+};
+
+void bring(const Grid& grid, void** arguments) {
+  const auto* taken = memory_at<const Place>(arguments[0]);
+  auto* slots = memory_at<std::int32_t>(arguments[1]);
+  const auto* parts = static_cast<const BringPart*>(arguments[2]);
+  for (unsigned i = 0; i < grid.y; ++i) {
+    slots[i] = taken[i].slot;
+    if (taken[i].source == 0) continue;
+    for (unsigned p = 0; p < grid.z; ++p) {
+      std::memcpy(pointer(parts[p].window + static_cast<std::uint64_t>(taken[i].slot) * parts[p].stride),
+                  pointer(taken[i].source + parts[p].offset), parts[p].stride);
+    }
+  }
+}
+
+constexpr std::pair<std::string_view, Kernel> kKernels[] = {
+    {"moecached_fetch", fetch}, {"moecached_ask", ask}, {"moecached_take", take}, {"moecached_bring", bring}};
 
 }  // namespace
 
@@ -252,18 +316,25 @@ CUresult CUDAAPI cuModuleUnload(CUmodule module) {
 CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
   ENTER_CONTEXT();
   const auto& text = *reinterpret_cast<std::string*>(module);
-  if (name != kFetch || text.find(".entry " + std::string(name)) == text.npos) return CUDA_ERROR_NOT_FOUND;
-  *function = reinterpret_cast<CUfunction>(&fetch);
-  return CUDA_SUCCESS;
+  if (text.find(".entry " + std::string(name)) == text.npos) return CUDA_ERROR_NOT_FOUND;
+  for (const auto& [known, kernel] : kKernels) {
+    if (name != known) continue;
+    *function = reinterpret_cast<CUfunction>(kernel);
+    return CUDA_SUCCESS;
+  }
+  return CUDA_ERROR_NOT_FOUND;
 }
 
 CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                 unsigned block_x, unsigned block_y, unsigned block_z, unsigned, CUstream,
                                 void** arguments, void**) {
   ENTER_CONTEXT();
-  if (function != reinterpret_cast<CUfunction>(&fetch)) return CUDA_ERROR_INVALID_HANDLE;
+  const auto is_it = [&](const auto& known) {
+    return function == reinterpret_cast<CUfunction>(known.second);
+  };
+  if (std::ranges::none_of(kKernels, is_it)) return CUDA_ERROR_INVALID_HANDLE;
   if (grid_x * grid_y * grid_z == 0 || block_x * block_y * block_z == 0 || block_x > 1024)
     return CUDA_ERROR_INVALID_VALUE;
-  fetch(grid_y, grid_z, arguments);
+  reinterpret_cast<Kernel>(function)({grid_x, grid_y, grid_z, block_x}, arguments);
   return CUDA_SUCCESS;
 }

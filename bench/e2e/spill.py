@@ -8,6 +8,7 @@ import ctypes
 import json
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -115,19 +116,17 @@ class Spill(e2e.Bench):
     def cap(self):
         return Cap(self, self.ram_bytes + OTHER_RAM)
 
-    def disk(self):
-        """Reads of 1 MiB, 32 at once, past the page cache where the file system can."""
-        self.forget_file()
-        size, block, depth = os.path.getsize(self.model), 1 << 20, 32
+    def reading_rate(self, path):
+        """Bytes a second of 32 reads of 1 MiB at once, past the page cache where the file system can; and whether it could."""
+        size, block, depth = os.path.getsize(path), 1 << 20, 32
         total = min(size // block, 4096)
         for flags in (os.O_DIRECT, 0):
             try:
-                fd = os.open(self.model, os.O_RDONLY | flags)
+                fd = os.open(path, os.O_RDONLY | flags)
                 os.preadv(fd, [mmap.mmap(-1, block)], 0)
                 break
             except OSError:
                 continue
-        self.keep("disk.direct", "yes" if flags else "no")
 
         def read(first):
             buffer = mmap.mmap(-1, block)
@@ -140,29 +139,40 @@ class Spill(e2e.Bench):
             thread.start()
         for thread in threads:
             thread.join()
-        self.keep("disk_bytes_per_s", total * block / (time.perf_counter() - start))
+        rate = total * block / (time.perf_counter() - start)
         os.close(fd)
+        return rate, bool(flags)
 
-    def cached(self):
-        """The same without a cap, from the page cache: a disk that is nearly as fast as the link, so that there is something to overlap."""
-        size, block = os.path.getsize(self.model), 1 << 20
-        fd = os.open(self.model, os.O_RDONLY)
-        buffer = mmap.mmap(-1, block)
-        for at in range(0, size - block, block):
-            os.preadv(fd, [buffer], at)
-        start = time.perf_counter()
-        for at in range(0, 4096 * block, block):
-            os.preadv(fd, [buffer], at)
-        self.keep("cached_bytes_per_s", 4096 * block / (time.perf_counter() - start))
-        os.close(fd)
-        ram = int(self.about["experts"] * RAM_PERCENT / 100)
-        args = ["--gpu-mode", "spill", "--pool-slots", str(ram), "--ssd-direct=false"]
-        with e2e.Daemon(self, f"{VRAM_PERCENT}", "daemon cached", args) as daemon, e2e.Server(self, "server cached", daemon=daemon) as server:
-            server.decode(0, self.warm)
-            self.keep("cached.decode", server.decode(self.warm, self.tokens))
-            self.measured_prompt(daemon, server, "cached")
+    def disk(self):
+        self.forget_file()
+        rate, direct = self.reading_rate(self.model)
+        self.keep("disk_bytes_per_s", rate)
+        self.keep("disk.direct", "yes" if direct else "no")
+
+    def fast(self):
+        """The same from a file in memory, without a cap: a disk nearly as fast as the link, so that there is something to overlap."""
+        folder = Path(self.options.fast_dir)
+        usage = os.statvfs(folder)
+        free = min(usage.f_bavail * usage.f_frsize, memory_available() - self.ram_bytes - OTHER_RAM)
+        if free < os.path.getsize(self.model):
+            raise e2e.Failed(f"{folder} has room for {free / 1e9:.1f} GB, the model has {os.path.getsize(self.model) / 1e9:.1f}")
+        on_disk, self.model = self.model, folder / "moecached-e2e.gguf"
+        try:
+            shutil.copyfile(on_disk, self.model)
+            self.keep("fast_bytes_per_s", self.reading_rate(self.model)[0])
+            ram = int(self.about["experts"] * RAM_PERCENT / 100)
+            # Reads of such a file are copies by whoever reads: threads, as one thread of io_uring would make them one by one.
+            args = ["--gpu-mode", "spill", "--pool-slots", str(ram), "--ssd-engine", "pread", "--ssd-queue-depth", "16"]
+            with e2e.Daemon(self, f"{VRAM_PERCENT}", "daemon fast", args) as daemon, e2e.Server(self, "server fast", daemon=daemon) as server:
+                server.decode(0, self.warm)
+                self.keep("fast.decode", server.decode(self.warm, self.tokens))
+                self.measured_prompt(daemon, server, "fast")
+        finally:
+            self.model.unlink(missing_ok=True)
+            self.model = on_disk
 
     def measured_prompt(self, daemon, server, key):
+        server.prompt_rate(512, 1)  # the first one allocates
         start = self.totals(daemon)
         began = time.monotonic()
         self.keep(f"{key}.prompt512", server.prompt_rate(512, 1))
@@ -196,11 +206,12 @@ class Spill(e2e.Bench):
             out[name] = int(model.get(name, 0))
         return out
 
-    def spill(self, key, vram, ram_slots, identity=True, prompts=True, extra=()):
-        """ram_slots: of each layer."""
+    def spill(self, key, vram, ram_slots, identity=True, prompts=True, extra=(), environment=None, again=False):
+        """ram_slots: of each layer. again: what is measured has been decoded before, so that it is where it belongs."""
         args = ["--gpu-mode", "spill", "--pool-slots", str(ram_slots), "--pool-bytes", str(self.ram_bytes + OTHER_RAM // 2), *extra]
-        with self.cap(), e2e.Daemon(self, vram, f"daemon {key}", args) as daemon, e2e.Server(self, f"server {key}", daemon=daemon) as server:
-            server.decode(0, self.warm)
+        with self.cap(), e2e.Daemon(self, vram, f"daemon {key}", args) as daemon, \
+                e2e.Server(self, f"server {key}", daemon=daemon, environment=environment) as server:
+            server.decode(0, self.warm + (self.tokens if again else 0))
             before = self.totals(daemon)
             self.keep(f"{key}.decode", server.decode(self.warm, self.tokens))
             after = self.totals(daemon)
@@ -226,8 +237,12 @@ class Spill(e2e.Bench):
         self.step("cpu-moe", 90, self.cpu_moe)
         # What inclusive tiers would hold: RAM has what VRAM has, so of other experts there are as many less.
         self.step("inclusive", 50, lambda: self.spill("inclusive", f"{VRAM_PERCENT}", ram - vram, identity=False, prompts=False))
-        self.step("resident", 40, lambda: self.spill("resident", "100", 16, prompts=False))
-        self.step("cached", 40, self.cached)
+        self.step("no-read-ahead", 50, lambda: self.spill("no-read-ahead", f"{VRAM_PERCENT}", ram, identity=False, prompts=False,
+                                                         extra=["--pool-prefetch", "off"]))
+        self.step("resident", 40, lambda: self.spill("resident", "100", 16, prompts=False, again=True))
+        self.step("cut", 40, lambda: self.spill("cut", "100", 16, prompts=False, again=True,
+                                                          environment={"MOECACHED_GPU_WAIT": "0"}))
+        self.step("fast", 60, self.fast)
 
     # -- the table
     def table(self):
@@ -248,9 +263,11 @@ class Spill(e2e.Bench):
         self.ratio("prompt 512: spill / --cpu-moe, mmap, same RAM", "spill.prompt512", "cpu-moe.prompt512", 1, ("spill", "cpu-moe"))
         self.ratio("decode: exclusive / inclusive at equal VRAM and RAM", "spill.decode", "inclusive.decode", 1, ("spill", "inclusive"))
         self.overlap_row("spill", "disk_bytes_per_s", "")
-        self.overlap_row("cached", "cached_bytes_per_s", ", file in the page cache")
-        self.ratio("decode, all in VRAM: graphs cut at each layer / stock", "resident.decode", "stock.decode", 0.8, ("resident", "stock"))
-        for key in ("spill", "resident"):
+        self.overlap_row("fast", "fast_bytes_per_s", ", file in memory")
+        self.ratio("decode: with read-ahead / without", "spill.decode", "no-read-ahead.decode", 1, ("spill", "no-read-ahead"))
+        self.ratio("decode, all in VRAM / stock", "resident.decode", "stock.decode", 0.8, ("resident", "stock"))
+        self.ratio("decode, all in VRAM: waits on the GPU / graphs cut", "resident.decode", "cut.decode", 1, ("resident", "cut"))
+        for key in ("spill", "resident", "cut"):
             self.same_as_stock(f"greedy text equal to stock: {key}", f"{key}.identity", "stock.identity", key)
         walked = not self.left_the_walk
         self.row("decoding followed the trace", "yes" if walked else "no", "yes", walked, "; ".join(self.left_the_walk)[:200])
@@ -272,6 +289,7 @@ class Spill(e2e.Bench):
 def main():
     parser = e2e.make_parser(__doc__)
     parser.set_defaults(daemon_args="")  # the page cache is no tier here
+    parser.add_argument("--fast-dir", default="/dev/shm", help="a file system in memory with room for the model, for the rows of a fast disk (/dev/shm)")
     options = parser.parse_args()
     options.json = options.json or str(Path(options.model_dir) / "spill.json")
     bench = Spill(options)

@@ -231,12 +231,12 @@ ggml_status CudaBackendHook::run(CachedPlan& cached, const ggml_cgraph& graph) {
   for (const Lane* lane : begun_) stock_.event_wait(backend_, lane->logged);
   plan.swap();
   ggml_cgraph rewritten = plan.graph(graph);
-  const FetchScope::LaneOf lane_of_share = [&](std::size_t share) {
-    return lane_of(plan.shares()[share]).lane;
+  const FetchScope::Enqueue fetch = [&](const PlannedFetch& planned, void* stream) {
+    return fetch_on(lane_of(plan.shares()[planned.share]).lane, planned, stream);
   };
   ggml_status status = GGML_STATUS_SUCCESS;
   {
-    const FetchScope scope(plan.fetches(), lane_of_share);
+    const FetchScope scope(plan.fetches(), fetch);
     status = stock_.graph_compute(backend_, &rewritten);
   }
   plan.restore();

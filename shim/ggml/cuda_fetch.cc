@@ -60,8 +60,18 @@ bool install_fetch_hook(const void* code) {
 
 bool can_fetch() { return g_stock != nullptr; }
 
-FetchScope::FetchScope(std::span<const PlannedFetch> fetches, const LaneOf& lane_of)
-    : fetches_(fetches), lane_of_(lane_of) {
+bool fetch_on(moecached_gpu_lane* lane, const PlannedFetch& fetch, void* stream) {
+  const moecached_gpu_fetch request = {stream, fetch.slots, fetch.fetched, fetch.n_ids, fetch.layer};
+  if (moecached_gpu_lane_fetch(lane, &request) != MOECACHED_OK) {
+    say("experts are read in place: %s", moecached_last_error());
+    return false;
+  }
+  ++Session::instance().counters().gpu_fetches;
+  return true;
+}
+
+FetchScope::FetchScope(std::span<const PlannedFetch> fetches, const Enqueue& enqueue)
+    : fetches_(fetches), enqueue_(enqueue) {
   t_scope = this;
 }
 
@@ -76,13 +86,7 @@ bool FetchScope::take(const void* destination, std::size_t bytes, void* stream) 
                        [](const PlannedFetch& fetch, uint64_t wanted) { return fetch.fetched < wanted; });
   if (found == scope->fetches_.end() || found->fetched != address || bytes != found->n_ids * sizeof(int32_t))
     return false;
-  const moecached_gpu_fetch fetch = {stream, found->slots, found->fetched, found->n_ids, found->layer};
-  if (moecached_gpu_lane_fetch(scope->lane_of_(found->share), &fetch) != MOECACHED_OK) {
-    say("experts are read in place: %s", moecached_last_error());
-    return false;
-  }
-  ++Session::instance().counters().gpu_fetches;
-  return true;
+  return scope->enqueue_(*found, stream);
 }
 
 }  // namespace moecached::shim

@@ -42,32 +42,40 @@ std::shared_ptr<SlotsNode> SlotsNodePool::get(const SlotsKey& key, uint32_t laye
   auto node = std::make_shared<SlotsNode>();
   nodes_.emplace(key, node);
 
-  ggml_tensor& table = node->table;
-  set_shape(table, 1, static_cast<int64_t>(key.n_experts), key.tokens);
-  table.nb[2] = 0;  // GET_ROWS takes its rows from plane t for token t
-  table.nb[3] = table.nb[1] * key.n_experts;
-  table.op = GGML_OP_NONE;
-  table.buffer = static_cast<ggml_backend_buffer_t>(const_cast<void*>(key.table_buffer));
-  table.data = reinterpret_cast<void*>(key.table);
-  std::snprintf(table.name, sizeof table.name, "moecache_table-%u", layer);
+  ggml_tensor* last = const_cast<ggml_tensor*>(&ids);  // only read
+  if (key.table != 0) {
+    ggml_tensor& table = node->table;
+    set_shape(table, 1, static_cast<int64_t>(key.n_experts), key.tokens);
+    table.nb[2] = 0;  // GET_ROWS takes its rows from plane t for token t
+    table.nb[3] = table.nb[1] * key.n_experts;
+    table.op = GGML_OP_NONE;
+    table.buffer = static_cast<ggml_backend_buffer_t>(const_cast<void*>(key.table_buffer));
+    table.data = reinterpret_cast<void*>(key.table);
+    std::snprintf(table.name, sizeof table.name, "moecache_table-%u", layer);
 
-  ggml_tensor& rows = node->rows;
-  set_shape(rows, 1, key.columns, key.tokens);
-  rows.op = GGML_OP_GET_ROWS;
-  rows.flags = GGML_TENSOR_FLAG_COMPUTE;  // else it is skipped in silence: stale slots, fluent wrong text
-  rows.src[0] = &table;
-  rows.src[1] = const_cast<ggml_tensor*>(&ids);  // only read
-  rows.buffer = static_cast<ggml_backend_buffer_t>(const_cast<void*>(key.slots_buffer));
-  rows.data = reinterpret_cast<void*>(key.slots);
-  std::snprintf(rows.name, sizeof rows.name, "moecache_slots-%u", layer);
+    ggml_tensor& rows = node->rows;
+    set_shape(rows, 1, key.columns, key.tokens);
+    rows.op = GGML_OP_GET_ROWS;
+    rows.flags = GGML_TENSOR_FLAG_COMPUTE;  // else it is skipped in silence: stale slots, fluent wrong text
+    rows.src[0] = &table;
+    rows.src[1] = last;
+    rows.buffer = static_cast<ggml_backend_buffer_t>(const_cast<void*>(key.slots_buffer));
+    rows.data = reinterpret_cast<void*>(key.slots);
+    std::snprintf(rows.name, sizeof rows.name, "moecache_slots-%u", layer);
+    last = &rows;
+  }
 
-  ggml_tensor* last = &rows;
   if (key.fetched != 0) {
     ggml_tensor& fetched = node->fetched;
-    fetched = rows;
+    if (key.table != 0) {
+      set_shape(fetched, 1, key.columns, key.tokens);
+    } else {
+      set_shape(fetched, key.columns, key.tokens, 1);
+    }
     fetched.op = GGML_OP_CONT;
-    fetched.src[0] = &rows;
-    fetched.src[1] = nullptr;
+    fetched.flags = GGML_TENSOR_FLAG_COMPUTE;
+    fetched.src[0] = last;
+    fetched.buffer = static_cast<ggml_backend_buffer_t>(const_cast<void*>(key.slots_buffer));
     fetched.data = reinterpret_cast<void*>(key.fetched);
     // Stock captures again when a node's bytes changed, these too.
     std::memcpy(fetched.op_params, &key.generation, sizeof key.generation);
@@ -78,7 +86,7 @@ std::shared_ptr<SlotsNode> SlotsNodePool::get(const SlotsKey& key, uint32_t laye
   ggml_tensor& view = node->ids;
   set_shape(view, key.columns, key.tokens, 1);
   view.op = GGML_OP_RESHAPE;
-  view.flags = rows.flags;
+  view.flags = GGML_TENSOR_FLAG_COMPUTE;
   view.src[0] = view.view_src = last;
   view.buffer = last->buffer;
   view.data = last->data;

@@ -54,7 +54,7 @@ struct SlotsNode {
 
 // What the tensors of a SlotsNode are made from.
 struct SlotsKey {
-  uint64_t table;
+  uint64_t table;  // 0: no GET_ROWS, the CONT takes the ids as they are, which are dense
   const void* table_buffer;
   uint64_t n_experts;
   const void* ids;
@@ -90,10 +90,10 @@ struct SlotsMemory {
   uint64_t generation = 0;  // of the scratch slots; 0 without any
 };
 
-// One CONT, as the kernel in its place needs it.
+// One CONT, as what is enqueued in its place needs it.
 struct PlannedFetch {
   uint64_t fetched = 0;  // where it writes
-  uint64_t slots = 0;
+  uint64_t slots = 0;    // what it reads
   uint32_t n_ids = 0;
   uint32_t layer = 0;  // with MOECACHED_GPU_BY_EXPERT
   std::size_t share = 0;

@@ -172,7 +172,8 @@ void Session::write_stats() {
       file,
       "{\"pid\":%d,\"graphs\":%llu,\"lookups\":%llu,\"hits\":%llu,\"leases\":%llu,\"streamed_experts\":%llu,"
       "\"fallback_reads\":%llu,\"fallback_bytes\":%llu,\"dropped_records\":%llu,\"reconnects\":%llu,"
-      "\"cut_layers\":%llu,\"waves\":%llu,\"gpu_computes\":%llu,\"gpu_plans\":%llu,\"gpu_fetches\":%llu}\n",
+      "\"cut_layers\":%llu,\"waves\":%llu,\"gpu_computes\":%llu,\"gpu_plans\":%llu,\"gpu_fetches\":%llu,"
+      "\"gpu_waits\":%llu}\n",
       static_cast<int>(getpid()), static_cast<unsigned long long>(graphs),
       static_cast<unsigned long long>(sum.lookups), static_cast<unsigned long long>(sum.hits),
       static_cast<unsigned long long>(sum.leases), static_cast<unsigned long long>(sum.streamed_experts),
@@ -183,7 +184,8 @@ void Session::write_stats() {
       static_cast<unsigned long long>(counters_.waves.load()),
       static_cast<unsigned long long>(counters_.gpu_computes.load()),
       static_cast<unsigned long long>(counters_.gpu_plans.load()),
-      static_cast<unsigned long long>(counters_.gpu_fetches.load()));
+      static_cast<unsigned long long>(counters_.gpu_fetches.load()),
+      static_cast<unsigned long long>(counters_.gpu_waits.load()));
   std::fclose(file);
 }
 

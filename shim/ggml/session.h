@@ -32,6 +32,7 @@ struct GraphCounters {
   std::atomic<uint64_t> gpu_computes{0};  // all graphs that a hooked backend was given
   std::atomic<uint64_t> gpu_plans{0};    // graphs that were looked through: new, changed, or without a number
   std::atomic<uint64_t> gpu_fetches{0};  // fetch kernels launched or captured
+  std::atomic<uint64_t> gpu_waits{0};    // layers of models that spill for which the GPU waited, not the host
 };
 
 class Session {

@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <shared_mutex>
 #include <string>
+#include <utility>
 
+#include "shim/ggml/cuda_fetch.h"
 #include "shim/ggml/foreign_buffer.h"
 #include "shim/ggml/host_api.h"
 #include "shim/ggml/log.h"
@@ -21,6 +25,8 @@ constexpr int64_t kIdsMax = 128;  // of one layer, in slots
 constexpr std::size_t kSlotsPitch = kIdsMax * sizeof(int32_t);
 constexpr std::size_t kLayersMax = 4096;  // of a model, as the daemon serves them
 constexpr std::size_t kReadPast = 4096;   // what kernels may read past the last expert
+// Stock loads a kernel when it first launches it, for which the driver may wait until the GPU is at rest.
+constexpr uint32_t kGraphsBeforeWaits = 4;
 
 int weight_source_of(const ggml_tensor& node) {
   if (node.op == GGML_OP_MUL_MAT_ID) return 0;
@@ -55,6 +61,7 @@ void SpillRunner::free_lane(Lane& lane) {
   if (lane.ready != nullptr) backend_->device->iface.event_free(backend_->device, lane.ready);
   if (lane.foreign != nullptr) host().ggml_backend_buffer_free(lane.foreign);
   if (lane.slots.memory != nullptr) host().ggml_backend_buffer_free(lane.slots.memory);
+  if (lane.waits.memory != nullptr) host().ggml_backend_buffer_free(lane.waits.memory);
   for (const Buffer& part : lane.parts) {
     if (part.memory != nullptr) host().ggml_backend_buffer_free(part.memory);
   }
@@ -76,6 +83,7 @@ SpillRunner::Lane* SpillRunner::lane_of(const ServedTensor& served) {
   }
   lane->ready = device->iface.event_new(device);
   lane->foreign = make_foreign_buffer(device);
+  lane->refuses_waits = !is_wait_wanted();
   const bool has_slots = grow(lane->slots, kLayersMax * kSlotsPitch, "expert slots");
   if (lane->ready == nullptr)
     say("no experts on %s: this build of llama.cpp makes no CUDA events (GGML_CUDA_NO_PEER_COPY)", name);
@@ -144,6 +152,8 @@ SpillRunner::Plan* SpillRunner::plan_of(const ggml_cgraph& graph) {
 bool SpillRunner::find(Plan& plan, const ggml_cgraph& graph) {
   plan.graph = graph;
   plan.cuts.clear();
+  plan.waiting.clear();
+  plan.waited = false;
   for (int i = 0; i < graph.n_nodes; ++i) {
     ggml_tensor* node = graph.nodes[i];
     const int source = weight_source_of(*node);
@@ -167,7 +177,17 @@ bool SpillRunner::find(Plan& plan, const ggml_cgraph& graph) {
     }
     plan.cuts.back().operations.push_back({node, source, node->src[source], ids, tensor, i});
   }
+  bool one_lane = true;
+  for (const Cut& cut : plan.cuts) one_lane = one_lane && cut.lane == plan.cuts.front().lane;
+  plan.may_wait = one_lane && SpillWaitPlan::is_possible(plan.waiting_layers());
   return true;
+}
+
+std::vector<SpillWaitPlan::Layer> SpillRunner::Plan::waiting_layers() const {
+  std::vector<SpillWaitPlan::Layer> layers;
+  for (const Cut& cut : cuts)
+    layers.push_back({cut.layer, cut.ids, cut.operations.front().tensor->n_experts, cut.position()});
+  return layers;
 }
 
 ggml_status SpillRunner::launch(const Plan& plan, int first, int last, bool changed) {
@@ -323,7 +343,8 @@ ggml_status SpillRunner::run_whole(const Plan& plan, Cut& cut) {
 
 ggml_status SpillRunner::run(Plan& plan) {
   int at = 0;
-  bool changed = false;  // of the piece that begins at `at`
+  // Of the piece that begins at `at`. The first one begins where the whole graph does, and has its number.
+  bool changed = std::exchange(plan.waited, false);
   for (Cut& cut : plan.cuts) {
     ggml_status status = launch(plan, at, cut.position(), changed);
     if (status != GGML_STATUS_SUCCESS) return status;
@@ -347,6 +368,130 @@ ggml_status SpillRunner::run(Plan& plan) {
   return launch(plan, at, plan.graph.n_nodes, changed);
 }
 
+// A layer that asks must have all layers before it behind it, which operations in more than one stream do
+// not promise.
+bool SpillRunner::is_wait_wanted() {
+  const char* const wanted = std::getenv("MOECACHED_GPU_WAIT");
+  return (wanted == nullptr || std::strcmp(wanted, "0") != 0) &&
+         std::getenv("GGML_CUDA_GRAPH_OPT") == nullptr;
+}
+
+bool SpillRunner::can_wait(const Plan& plan) {
+  if (!plan.may_wait || !can_fetch()) return false;
+  Lane& lane = *plan.cuts.front().lane;
+  if (lane.refuses_waits || ++lane.small_graphs <= kGraphsBeforeWaits) return false;
+  int64_t n_ids = 0;
+  for (const Cut& cut : plan.cuts) n_ids = std::max(n_ids, cut.ids->ne[0] * cut.ids->ne[1]);
+  const moecached_status status = moecached_spill_waits_reserve(lane.lane, static_cast<uint32_t>(n_ids));
+  if (status == MOECACHED_E_TOO_MANY) return false;
+  if (status == MOECACHED_OK && (lane.waits.memory != nullptr || prepare_waits(lane, plan))) return true;
+  if (status != MOECACHED_OK) debug("graphs are cut at each MoE layer: %s", moecached_last_error());
+  lane.refuses_waits = true;
+  return false;
+}
+
+// Memory for what waits write, and a trial: stock must copy ids in the way that we can replace.
+bool SpillRunner::prepare_waits(Lane& lane, const Plan& plan) {
+  if (!grow(lane.waits, SpillWaitPlan::Memory::kBytes, "waits on the GPU")) return false;
+  const SpillWaitPlan::Memory memory = {lane.waits.memory, reinterpret_cast<uint64_t>(lane.waits.address()),
+                                        0};
+  std::vector<int32_t> identity(SpillWaitPlan::kExpertsMax);
+  std::iota(identity.begin(), identity.end(), 0);
+  ggml_tensor table = {};
+  table.type = GGML_TYPE_I32;
+  table.buffer = lane.waits.memory;
+  table.data = reinterpret_cast<void*>(memory.identity());
+  lane.waits.memory->iface.set_tensor(lane.waits.memory, &table, identity.data(), 0,
+                                      identity.size() * sizeof(int32_t));
+  ggml_tensor ids = {}, copy = {};
+  ids.type = GGML_TYPE_I32;
+  ids.buffer = lane.waits.memory;
+  ids.data = reinterpret_cast<void*>(memory.dense(0));
+  ids.nb[0] = ids.nb[1] = ids.nb[2] = ids.nb[3] = sizeof(int32_t);
+  std::fill_n(ids.ne, GGML_MAX_DIMS, 1);
+  copy = ids;
+  copy.op = GGML_OP_CONT;
+  copy.flags = GGML_TENSOR_FLAG_COMPUTE;
+  copy.src[0] = &ids;
+  copy.data = reinterpret_cast<void*>(memory.slots(0));
+  ggml_tensor* node = &copy;
+  ggml_cgraph trial = plan.graph;
+  trial.nodes = &node;
+  trial.n_nodes = 1;
+  trial.uid = 0;
+  const PlannedFetch planned = {memory.slots(0), memory.dense(0), 1, 0, 0};
+  bool was_ours = false;
+  const FetchScope::Enqueue look = [&](const PlannedFetch&, void*) {
+    was_ours = true;
+    return false;
+  };
+  {
+    const FetchScope scope({&planned, 1}, look);
+    if (stock_.graph_compute(backend_, &trial) != GGML_STATUS_SUCCESS) return false;
+  }
+  stock_.synchronize(backend_);
+  if (!was_ours) debug("graphs are cut at each MoE layer: this llama.cpp copies ids in another way");
+  return was_ours;
+}
+
+ggml_status SpillRunner::run_waiting(Plan& plan) {
+  Lane& lane = *plan.cuts.front().lane;
+  layers_.clear();
+  for (const Cut& cut : plan.cuts) layers_.push_back(cut.layer);
+  const moecached_status begun = moecached_spill_waits_begin(lane.lane, layers_.data(), layers_.size());
+  if (begun == MOECACHED_E_UNAVAILABLE) return run(plan);
+  if (begun != MOECACHED_OK) {
+    say("experts cannot be used: %s", moecached_last_error());
+    return GGML_STATUS_FAILED;
+  }
+  const SpillWaitPlan::Memory memory = {lane.waits.memory, reinterpret_cast<uint64_t>(lane.waits.address()),
+                                        moecached_spill_lane_generation(lane.lane)};
+  bool changed = !std::exchange(plan.waited, true);
+  if (!plan.waiting.is_placed(memory)) {
+    plan.waiting.place(plan.graph, plan.waiting_layers(), memory, pool_);
+    changed = true;
+  }
+  for (std::size_t i = 0; i < plan.cuts.size(); ++i) {
+    Cut& cut = plan.cuts[i];
+    cut.path = Path::kNone;  // the pieces of a graph that is cut next are new to stock
+    for (const Operation& operation : cut.operations) {
+      operation.node->src[operation.weight_source] = &window(cut, *operation.tensor);
+      operation.node->src[2] = plan.waiting.slots(i);
+    }
+  }
+  ggml_cgraph whole = plan.waiting.graph(plan.graph);
+  if (changed) whole.uid = 0;  // as in launch()
+  std::size_t n_enqueued = 0;
+  bool failed = false;
+  // What failed is not copied either: ids are no slots. The slots of before are, or zeros.
+  const FetchScope::Enqueue enqueue = [&](const PlannedFetch& planned, void* stream) {
+    const moecached_spill_wait wait = {stream, planned.slots, planned.fetched, planned.n_ids, planned.layer};
+    ++n_enqueued;
+    if (moecached_spill_wait_enqueue(lane.lane, &wait) == MOECACHED_OK) return true;
+    if (!failed) say("no wait on the GPU: %s", moecached_last_error());
+    failed = true;
+    return true;
+  };
+  ggml_status status = GGML_STATUS_SUCCESS;
+  {
+    const FetchScope scope(plan.waiting.waits(), enqueue);
+    status = stock_.graph_compute(backend_, &whole);
+  }
+  stock_.synchronize(backend_);
+  if (moecached_spill_waits_end(lane.lane) != MOECACHED_OK) {
+    say("experts cannot be used: %s", moecached_last_error());
+    status = GGML_STATUS_FAILED;
+  }
+  Session::instance().counters().gpu_waits += plan.cuts.size();
+  // None: stock launched what it had captured.
+  if (failed || (n_enqueued != 0 && n_enqueued != plan.cuts.size())) {
+    lane.refuses_waits = true;
+    status = GGML_STATUS_FAILED;
+  }
+  if (status != GGML_STATUS_SUCCESS) plan.waiting.clear();
+  return status;
+}
+
 ggml_status SpillRunner::compute(ggml_cgraph& graph) {
   Plan* const plan = plan_of(graph);
   if (plan == nullptr) return GGML_STATUS_FAILED;
@@ -354,7 +499,7 @@ ggml_status SpillRunner::compute(ggml_cgraph& graph) {
   session.before_graph();
   const std::shared_lock no_reconnect(session.graphs());
   ++session.counters().graphs;
-  const ggml_status status = run(*plan);
+  const ggml_status status = can_wait(*plan) ? run_waiting(*plan) : run(*plan);
   for (Cut& cut : plan->cuts) {
     if (status != GGML_STATUS_SUCCESS) cut.path = Path::kNone;  // what was noted may not have been launched
     for (const Operation& operation : cut.operations) {

@@ -1,6 +1,9 @@
 // Graphs of one CUDA backend that use experts of models which spill (spill_model.h).
 //
-// No kernel can wait for an expert that is on disk, so the graph is cut at each MoE layer:
+// An expert may be on disk, so something must wait at each MoE layer. A few tokens: the graph is launched
+// whole, and waits on the GPU (spill_wait_plan.h) until a thread of the client has resolved what the router
+// chose. Where that cannot be done, and in the first graphs, whose kernels stock still loads, the graph is
+// cut:
 //
 //   launch what comes before the layer's first expert operation -> wait for the GPU -> read the router's ids
 //   -> resolve: experts in VRAM stay where they are, others are copied to scratch slots, from RAM or from
@@ -27,6 +30,7 @@
 #include "ggml-impl.h"
 #include "moecached/moecached.h"
 #include "shim/ggml/spill_model.h"
+#include "shim/ggml/spill_wait_plan.h"
 #include "shim/ggml/weight_buffer.h"
 
 namespace moecached::shim {
@@ -64,6 +68,9 @@ class SpillRunner {
     std::map<const GpuTensor*, ggml_tensor> windows, wholes;
     std::map<IdsKey, ggml_tensor> ids;
     ggml_backend_buffer_t foreign = nullptr;
+    Buffer waits;                // SpillWaitPlan::Memory
+    uint32_t small_graphs = 0;   // that could have waited on the GPU
+    bool refuses_waits = false;  // for good
   };
   enum class Path : uint8_t { kNone, kSlots, kWhole };
   struct Operation {
@@ -88,6 +95,10 @@ class SpillRunner {
     ggml_cgraph graph = {};
     std::vector<Cut> cuts;
     uint64_t used = 0;
+    bool may_wait = false;  // on the GPU, as far as the graph goes
+    bool waited = false;    // the last time
+    SpillWaitPlan waiting;
+    std::vector<SpillWaitPlan::Layer> waiting_layers() const;
   };
 
   Plan* plan_of(const ggml_cgraph& graph);
@@ -96,6 +107,10 @@ class SpillRunner {
   void free_lane(Lane& lane);
   bool grow(Buffer& buffer, std::size_t bytes, const char* what);
   ggml_status run(Plan& plan);
+  static bool is_wait_wanted();
+  bool can_wait(const Plan& plan);
+  bool prepare_waits(Lane& lane, const Plan& plan);
+  ggml_status run_waiting(Plan& plan);
   ggml_status launch(const Plan& plan, int first, int last, bool changed);
   bool read_ids(const ggml_tensor& ids);
   bool place_slots(Cut& cut, bool* too_many);
@@ -110,6 +125,8 @@ class SpillRunner {
   std::vector<std::unique_ptr<Plan>> plans_;
   Plan unnamed_;  // graphs without a number
   uint64_t now_ = 0;
+  SlotsNodePool pool_;
+  std::vector<uint32_t> layers_;
   std::vector<char> ids_;  // as they lie on the GPU
   std::vector<int32_t> slots_, experts_;
 };

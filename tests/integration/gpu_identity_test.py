@@ -156,10 +156,11 @@ class GpuSpill(harness.HostTestCase):
     def daemon(vram, ram):
         return Daemon("--gpu-mode", "spill", "--gpu-slots", str(vram), "--pool-slots", str(ram), "--gpu-keep-free", "0")
 
-    def counters(self, run, daemon):
+    def counters(self, run, daemon, waits=True):
         self.assertIsNotNone(run.stats, "the plugin wrote no counters: it was not in use")
         self.assertGreater(run.stats["gpu_computes"], 0)
         self.assertEqual(run.stats["fallback_reads"], 0, "the daemon was bypassed")
+        self.assertEqual(run.stats["gpu_waits"] > 0, waits, "graphs were cut, or were not")
         model = daemon.models()[0]
         self.assertTrue(model["spills"])
         total = {name: sum(layer[name] for layer in model["layers"]) for name in
@@ -167,25 +168,29 @@ class GpuSpill(harness.HostTestCase):
         self.assertEqual(total["hits"] + total["misses"], total["lookups"])
         return total
 
-    def check(self, model, *options, prompt=None, n_predict=700, tiers=((4, 10), (8, 16), (16, 16), (32, 8))):
+    def check(self, model, *options, prompt=None, n_predict=700, tiers=((4, 10), (8, 16), (16, 16), (32, 8)), waits=True):
         options = options or SMALL
         given = {"prompt": prompt} if prompt else {}
         reference = Host(model, *options, n_predict=n_predict, **given).finish()
         for vram, ram in tiers:
             with self.subTest(model=model.name, vram=vram, ram=ram), self.daemon(vram, ram) as daemon:
-                run = Host(model, *options, daemon=daemon, n_predict=n_predict, **given).finish()
-                total = self.counters(run, daemon)
+                run = Host(model, *options, daemon=daemon, n_predict=n_predict, environment={"MOECACHED_GPU_WAIT": "1" if waits else "0"},
+                           **given).finish()
+                total = self.counters(run, daemon, waits)
                 self.assertGreater(total["device_hits"], 0, "nothing was read from VRAM")
                 if vram + ram < EXPERTS:
                     self.assertGreater(total["swaps"], 0, "nothing has changed places meanwhile")
                     self.assertGreater(total["evictions"], 0)
                 self.assert_same(run, reference)
 
-    def test_q4_k(self):
-        self.check(harness.Q4_K)
+    def test_q4_k(self):  # long enough that there are slots in VRAM, which come after a second
+        self.check(harness.Q4_K, *SMALL, "--ctx", "2048", n_predict=1900)
 
     def test_gpt_oss_with_biases(self):
-        self.check(harness.gpt_oss(), tiers=((8, 16),))
+        self.check(harness.gpt_oss(), *SMALL, "--ctx", "2048", n_predict=1900, tiers=((8, 16),))
+
+    def test_graphs_that_are_cut(self):
+        self.check(harness.Q4_K, tiers=((4, 10), (16, 16)), waits=False)
 
     def test_prompts_are_stocks_whatever_is_where(self):
         for model in (harness.Q4_K, harness.gpt_oss()):

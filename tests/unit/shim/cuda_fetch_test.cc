@@ -36,8 +36,10 @@ class CudaFetchTest : public ::testing::Test {
 
 TEST_F(CudaFetchTest, TurnsAPlannedCopyIntoAFetchOnItsStream) {
   const auto fetches = planned();
-  const FetchScope::LaneOf lane_of = [&](std::size_t share) { return share == 1 ? lane() : nullptr; };
-  const FetchScope scope(fetches, lane_of);
+  const FetchScope::Enqueue fetch_it = [&](const PlannedFetch& fetch, void* stream) {
+    return fetch.share == 1 && shim::fetch_on(lane(), fetch, stream);
+  };
+  const FetchScope scope(fetches, fetch_it);
   const int before = runtime_copies();
   ASSERT_EQ(copy(slots_, planned_to_), 0);
   EXPECT_EQ(runtime_copies(), before) << "stock's copy would overwrite what was fetched";
@@ -52,10 +54,12 @@ TEST_F(CudaFetchTest, TurnsAPlannedCopyIntoAFetchOnItsStream) {
 
 TEST_F(CudaFetchTest, LeavesAllOtherCopiesAlone) {
   const auto fetches = planned();
-  const FetchScope::LaneOf lane_of = [&](std::size_t) { return lane(); };
+  const FetchScope::Enqueue fetch_it = [&](const PlannedFetch& fetch, void* stream) {
+    return shim::fetch_on(lane(), fetch, stream);
+  };
   const int before = runtime_copies();
   {
-    const FetchScope scope(fetches, lane_of);
+    const FetchScope scope(fetches, fetch_it);
     ASSERT_EQ(copy(slots_, other_), 0);
     EXPECT_EQ(other_, slots_);
     FakeBackendCopy::hooked().copy(planned_to_.data(), slots_.data(), 8, &stream_);  // of another size
@@ -68,8 +72,10 @@ TEST_F(CudaFetchTest, LeavesAllOtherCopiesAlone) {
 
 TEST_F(CudaFetchTest, CopiesTheSlotsWhenTheFetchFails) {
   const auto fetches = planned();
-  const FetchScope::LaneOf lane_of = [&](std::size_t) { return lane(); };
-  const FetchScope scope(fetches, lane_of);
+  const FetchScope::Enqueue fetch_it = [&](const PlannedFetch& fetch, void* stream) {
+    return shim::fetch_on(lane(), fetch, stream);
+  };
+  const FetchScope scope(fetches, fetch_it);
   fake_daemon().fetch_status = MOECACHED_E_SYSTEM;
   ASSERT_EQ(copy(slots_, planned_to_), 0);
   EXPECT_EQ(planned_to_, slots_) << "then experts are read in place";

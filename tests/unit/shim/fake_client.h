@@ -50,8 +50,11 @@ struct FakeDaemon {
   moecached_status session_status = MOECACHED_OK;
   moecached_status model_status = MOECACHED_OK;
   moecached_status resolve_status = MOECACHED_OK;  // of every resolve from now on
-  moecached_status stream_status = MOECACHED_OK;   // of every wait from now on
-  bool flip_a_byte = false;                        // in the next record that is read into a slot
+  // Of waits on the GPU: reserve, begin, one wait, the end.
+  moecached_status waits_status = MOECACHED_OK, waits_begin_status = MOECACHED_OK, wait_status = MOECACHED_OK,
+                   waits_end_status = MOECACHED_OK;
+  moecached_status stream_status = MOECACHED_OK;  // of every wait from now on
+  bool flip_a_byte = false;                       // in the next record that is read into a slot
 
   // Moves all windows to new addresses, as a reconnect does.
   void move_windows();

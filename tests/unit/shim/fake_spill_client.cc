@@ -26,7 +26,8 @@ struct moecached_spill_lane {
   uint64_t generation = 1;
   std::map<std::pair<uint32_t, uint32_t>, std::vector<unsigned char>> windows;  // by layer and part
   uint32_t layer = 0;
-  std::vector<int32_t> experts;  // of begin_layer
+  std::vector<int32_t> experts;   // of begin_layer
+  std::vector<uint32_t> waiting;  // layers that have not asked yet
 
   moecached_layer_info layer_info(uint32_t of) const {
     moecached_layer_info info = {};
@@ -81,7 +82,7 @@ moecached_status moecached_spill_model_open(moecached_session* session, const ch
   return MOECACHED_OK;
 }
 moecached_status moecached_spill_lane_open(moecached_model* model, moecached_spill_lane** out) {
-  *out = new moecached_spill_lane{model, 1, {}, 0, {}};
+  *out = new moecached_spill_lane{model, 1, {}, 0, {}, {}};
   g_lanes.insert(*out);
   ++fake_daemon().open_lanes;
   return MOECACHED_OK;
@@ -121,6 +122,32 @@ moecached_status moecached_spill_resolve(moecached_spill_lane* lane, uint32_t la
   }
   std::memcpy(reinterpret_cast<void*>(target->slots), slots_out, rows * cols * sizeof(int32_t));
   return MOECACHED_OK;
+}
+moecached_status moecached_spill_waits_reserve(moecached_spill_lane*, uint32_t n_ids) {
+  if (fake_daemon().waits_status != MOECACHED_OK) return fake_fail(fake_daemon().waits_status, "no waits");
+  return n_ids <= 64 ? MOECACHED_OK : fake_fail(MOECACHED_E_TOO_MANY, "too many to wait for");
+}
+moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const uint32_t* layers, size_t n) {
+  if (fake_daemon().waits_begin_status != MOECACHED_OK)
+    return fake_fail(fake_daemon().waits_begin_status, "no graph may wait");
+  fake_daemon().calls.emplace_back("waits_begin");
+  lane->waiting.assign(layers, layers + n);
+  return MOECACHED_OK;
+}
+moecached_status moecached_spill_wait_enqueue(moecached_spill_lane* lane, const moecached_spill_wait* wait) {
+  if (lane->waiting.empty() || lane->waiting.front() != wait->layer) std::abort();  // not in the order told
+  lane->waiting.erase(lane->waiting.begin());
+  if (fake_daemon().wait_status != MOECACHED_OK) return fake_fail(fake_daemon().wait_status, "no wait");
+  const moecached_spill_target target = {wait->slots, nullptr};
+  std::vector<int32_t> slots(wait->n_ids);
+  return moecached_spill_resolve(lane, wait->layer, reinterpret_cast<const int32_t*>(wait->ids), 1,
+                                 wait->n_ids, 0, slots.data(), &target);
+}
+moecached_status moecached_spill_waits_end(moecached_spill_lane*) {
+  fake_daemon().calls.emplace_back("waits_end");
+  return fake_daemon().waits_end_status == MOECACHED_OK
+             ? MOECACHED_OK
+             : fake_fail(fake_daemon().waits_end_status, "an expert could not be read");
 }
 moecached_status moecached_spill_begin_layer(moecached_spill_lane* lane, uint32_t layer,
                                              const int32_t* experts, size_t n) {

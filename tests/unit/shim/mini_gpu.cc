@@ -35,6 +35,10 @@ ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, std::size_t byte
   table.clear = [](ggml_backend_buffer_t buffer, uint8_t value) {
     std::memset(buffer->context, value, buffer->size);
   };
+  table.set_tensor = [](ggml_backend_buffer_t, ggml_tensor* tensor, const void* data, std::size_t offset,
+                        std::size_t n) {
+    std::memcpy(static_cast<char*>(tensor->data) + offset, data, n);
+  };
   ++g_buffers;
   return new ggml_backend_buffer{table, type, std::calloc(1, bytes == 0 ? 1 : bytes), bytes,
                                  GGML_BACKEND_BUFFER_USAGE_ANY};

@@ -68,6 +68,7 @@ struct MiniBackend {
   int threads = 3;
   std::vector<const ggml_tensor*> computed;  // in order, resolving nodes included
   std::vector<uint64_t> uids;                // of the graphs, on a mini GPU
+  bool copies_past_the_hook = false;         // CONT calls no function that can be replaced
   ggml_backend backend = {};
   MiniBackend();
   static ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph);

@@ -10,6 +10,7 @@
 
 #include "shim/ggml/cuda_backend_hook.h"
 #include "shim/ggml/session.h"
+#include "tests/unit/shim/fake_backend_copy.h"
 #include "tests/unit/shim/fake_client.h"
 #include "tests/unit/shim/mini_gpu.h"
 #include "tests/unit/shim/mini_host.h"
@@ -203,6 +204,136 @@ TEST_F(SpillRunnerTest, StockIsToldTheNumberOfAGraphAgainOnceItsPiecesAreTheSame
   fake_daemon().resolve_status = MOECACHED_E_TOO_MANY;
   ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
   EXPECT_EQ(mini_.uids, (std::vector<uint64_t>{77, 0, 0, 0})) << "parts instead of slots";
+  EXPECT_EQ(values(results), expected(kToken));
+}
+
+// Graphs that wait on the GPU are launched whole, once the first ones have been cut.
+class WaitingSpillRunnerTest : public SpillRunnerTest {
+ protected:
+  void SetUp() override {
+    FakeBackendCopy::hooked();
+    SpillRunnerTest::SetUp();
+    MiniGraph graph;
+    build(graph, *served_, kToken);
+    for (int i = 0; i < 5; ++i) ASSERT_EQ(run(graph, 1), GGML_STATUS_SUCCESS);
+    fake_daemon().calls.clear();
+    mini_.computed.clear();
+    mini_.uids.clear();
+  }
+  static bool waited() { return std::ranges::count(fake_daemon().calls, "waits_begin") > 0; }
+};
+
+TEST_F(WaitingSpillRunnerTest, LaunchesATokenWholeAndTellsTheLayersInOrder) {
+  MiniGraph graph;
+  build(graph, *served_, kToken);
+  ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(fake_daemon().calls, (Calls{"waits_begin", "compute", "resolve", "resolve", "synchronize",
+                                        "waits_end", "synchronize", "end"}));
+  EXPECT_EQ(mini_.computed.size(), graph.nodes().size() + kLayers) << "one copy of ids a layer";
+}
+
+TEST_F(WaitingSpillRunnerTest, ComputesTheSameBytesAsStock) {
+  uint64_t uid = 2;
+  for (const auto& routing : {kToken, Routing{{0, 1}, {2, 3}, {6, 5}}, kPrompt, kToken}) {
+    MiniGraph graph;
+    const auto results = build(graph, *served_, routing);
+    fake_daemon().calls.clear();
+    for (int again = 0; again < 2; ++again) {
+      ASSERT_EQ(run(graph, uid), GGML_STATUS_SUCCESS);
+      EXPECT_EQ(values(results), expected(routing));
+    }
+    EXPECT_EQ(waited(), routing.size() <= 8);
+    ++uid;
+  }
+}
+
+TEST_F(WaitingSpillRunnerTest, CatchesAFlippedByte) {
+  MiniGraph graph;
+  const auto results = build(graph, *served_, kToken);
+  fake_daemon().flip_a_byte = true;
+  ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  EXPECT_TRUE(waited());
+  EXPECT_NE(values(results), expected(kToken));
+}
+
+TEST_F(WaitingSpillRunnerTest, StockIsToldTheNumberOfAGraphAgainOnceItIsTheSame) {
+  MiniGraph graph;
+  const auto results = build(graph, *served_, kToken);
+  const auto uids_of_run = [&] {
+    mini_.uids.clear();
+    EXPECT_EQ(run(graph), GGML_STATUS_SUCCESS);
+    EXPECT_EQ(values(results), expected(kToken));
+    return mini_.uids;
+  };
+  EXPECT_EQ(uids_of_run(), (std::vector<uint64_t>{0}));
+  EXPECT_EQ(uids_of_run(), (std::vector<uint64_t>{77}));
+  fake_daemon().move_spill_windows();
+  EXPECT_EQ(uids_of_run(), (std::vector<uint64_t>{0})) << "what stock captured has the old addresses";
+  EXPECT_EQ(uids_of_run(), (std::vector<uint64_t>{77}));
+  fake_daemon().waits_begin_status = MOECACHED_E_UNAVAILABLE;  // the daemon is gone
+  EXPECT_EQ(uids_of_run(), (std::vector<uint64_t>{0, 0, 0}))
+      << "the first piece begins where the whole began";
+  EXPECT_EQ(uids_of_run(), (std::vector<uint64_t>{77, 77, 77}));
+  fake_daemon().waits_begin_status = MOECACHED_OK;
+  EXPECT_EQ(uids_of_run(), (std::vector<uint64_t>{0}));
+}
+
+TEST_F(WaitingSpillRunnerTest, LeavesTheHostsNodesAsTheyWereAndSaysWhatFailed) {
+  MiniGraph graph;
+  const auto results = build(graph, *served_, kToken);
+  std::vector<ggml_tensor> before;
+  for (const ggml_tensor* node : graph.nodes()) before.push_back(*node);
+  const auto same = [&] {
+    for (std::size_t i = 0; i < before.size(); ++i)
+      EXPECT_EQ(std::memcmp(graph.nodes()[i], &before[i], sizeof before[i]), 0) << "node " << i;
+  };
+  ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  same();
+  fake_daemon().waits_end_status = MOECACHED_E_IO;
+  EXPECT_EQ(run(graph), GGML_STATUS_FAILED);
+  same();
+  fake_daemon().waits_end_status = MOECACHED_OK;
+  ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(values(results), expected(kToken));
+}
+
+TEST_F(WaitingSpillRunnerTest, GraphsAreCutForGoodWhenAWaitCannotBeEnqueued) {
+  MiniGraph graph;
+  const auto results = build(graph, *served_, kToken);
+  fake_daemon().wait_status = MOECACHED_E_SYSTEM;
+  EXPECT_EQ(run(graph), GGML_STATUS_FAILED) << "ids are no slots";
+  fake_daemon().calls.clear();
+  ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  EXPECT_FALSE(waited());
+  EXPECT_EQ(values(results), expected(kToken));
+}
+
+TEST_F(SpillRunnerTest, GraphsAreCutWhereWaitsAreNotPossible) {
+  FakeBackendCopy::hooked();
+  MiniGraph graph;
+  build(graph, *served_, kToken);
+  fake_daemon().waits_status = MOECACHED_E_UNAVAILABLE;
+  for (int i = 0; i < 7; ++i) ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(std::ranges::count(fake_daemon().calls, "waits_begin"), 0);
+}
+
+TEST_F(SpillRunnerTest, GraphsAreCutWhereWaitsAreNotWanted) {
+  FakeBackendCopy::hooked();
+  MiniGraph graph;
+  build(graph, *served_, kToken);
+  setenv("MOECACHED_GPU_WAIT", "0", 1);
+  for (int i = 0; i < 7; ++i) ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  unsetenv("MOECACHED_GPU_WAIT");
+  EXPECT_EQ(std::ranges::count(fake_daemon().calls, "waits_begin"), 0);
+}
+
+TEST_F(SpillRunnerTest, GraphsAreCutWhereStockCopiesIdsInAnotherWay) {
+  FakeBackendCopy::hooked();
+  mini_.copies_past_the_hook = true;
+  MiniGraph graph;
+  const auto results = build(graph, *served_, kToken);
+  for (int i = 0; i < 7; ++i) ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
+  EXPECT_EQ(std::ranges::count(fake_daemon().calls, "waits_begin"), 0);
   EXPECT_EQ(values(results), expected(kToken));
 }
 

@@ -687,7 +687,7 @@ def make_parser(text):
     parser.add_argument("--build", required=True, help="this project's build folder")
     parser.add_argument("--model-dir", required=True, help="where the model is made (about 19 GB) or found again, and logs go")
     parser.add_argument("--trace", default=str(TRACE))
-    parser.add_argument("--only", help="comma-separated steps, of run.py: dma,stock,25,cpu-moe,50,100,10,ncmoe,75,no-upload,two,attach,policy; of peers.py: dma,stock,two,peers,off,hidden,split; of spill.py: dma,disk,stock,spill,cpu-moe,inclusive,no-read-ahead,resident,cut,fast")
+    parser.add_argument("--only", help="comma-separated steps, of run.py: dma,stock,25,cpu-moe,50,100,10,ncmoe,75,no-upload,two,attach,policy; of peers.py: dma,stock,two,peers,off,hidden,split; of spill.py: dma,disk,stock,spill,cpu-moe,inclusive,no-read-ahead,resident,cut,both,covered,fast")
     parser.add_argument("--quick", action="store_true", help="an eighth of the tokens, for trying the benchmark itself")
     parser.add_argument("--seconds", type=float, default=600, help="of the whole run: a step without enough time left is not begun (600)")
     parser.add_argument("--step-seconds", type=float, default=90, help="longest that one completion may take (90)")

@@ -4,6 +4,7 @@
 One table (name, value, goal, met or not), all ratios of figures taken in this run; the same model, walk and servers as run.py. Everything
 that is compared runs under the same cap on RAM: a cgroup where one can be made, else memory that this program takes out of use.
 """
+import contextlib
 import ctypes
 import json
 import mmap
@@ -18,6 +19,7 @@ from pathlib import Path
 import run as e2e
 
 VRAM_PERCENT, RAM_PERCENT = 12.5, 37.5
+BOTH_RAM_PERCENT = 62.5  # beside 50 % in VRAM: nothing is on disk alone
 # Of everything that is not a RAM slot: what llama.cpp keeps on the host, the programs, streams.
 OTHER_RAM = 4 << 30
 WARM_TOKENS, DECODE_TOKENS = 150, 250
@@ -206,10 +208,12 @@ class Spill(e2e.Bench):
             out[name] = int(model.get(name, 0))
         return out
 
-    def spill(self, key, vram, ram_slots, identity=True, prompts=True, extra=(), environment=None, again=False):
+    def spill(self, key, vram, ram_slots, identity=True, prompts=True, extra=(), environment=None, again=False, capped=True):
         """ram_slots: of each layer. again: what is measured has been decoded before, so that it is where it belongs."""
         args = ["--gpu-mode", "spill", "--pool-slots", str(ram_slots), "--pool-bytes", str(self.ram_bytes + OTHER_RAM // 2), *extra]
-        with self.cap(), e2e.Daemon(self, vram, f"daemon {key}", args) as daemon, \
+        if not capped:
+            args = ["--gpu-mode", "spill", "--pool-slots", str(ram_slots), "--pool-bytes", str(self.about["expert_bytes_total"]), *extra]
+        with (self.cap() if capped else contextlib.nullcontext()), e2e.Daemon(self, vram, f"daemon {key}", args) as daemon, \
                 e2e.Server(self, f"server {key}", daemon=daemon, environment=environment) as server:
             server.decode(0, self.warm + (self.tokens if again else 0))
             before = self.totals(daemon)
@@ -227,6 +231,12 @@ class Spill(e2e.Bench):
             done = subprocess.run([*daemon.ctl, "doctor"], capture_output=True, text=True, timeout=30)
             self.keep(f"{key}.doctor", "; ".join(f["text"] for f in json.loads(done.stdout or "{}").get("findings", []) if "spill" in f["text"]))
 
+    def covered(self):
+        """RAM holds everything, VRAM the half."""
+        with e2e.Daemon(self, "50", "daemon covered", ["--gpu-mode", "covered"]) as daemon, e2e.Server(self, "server covered", daemon=daemon) as server:
+            server.decode(0, self.warm + self.tokens)
+            self.keep("covered.decode", server.decode(self.warm, self.tokens))
+
     def run(self):
         n_experts = self.about["experts"]
         vram, ram = int(n_experts * VRAM_PERCENT / 100), int(n_experts * RAM_PERCENT / 100)
@@ -242,6 +252,8 @@ class Spill(e2e.Bench):
         self.step("resident", 40, lambda: self.spill("resident", "100", 16, prompts=False, again=True))
         self.step("cut", 40, lambda: self.spill("cut", "100", 16, prompts=False, again=True,
                                                           environment={"MOECACHED_GPU_WAIT": "0"}))
+        self.step("both", 40, lambda: self.spill("both", "50", int(n_experts * BOTH_RAM_PERCENT / 100), prompts=False, again=True, capped=False))
+        self.step("covered", 45, self.covered)
         self.step("fast", 60, self.fast)
 
     # -- the table
@@ -265,9 +277,10 @@ class Spill(e2e.Bench):
         self.overlap_row("spill", "disk_bytes_per_s", "")
         self.overlap_row("fast", "fast_bytes_per_s", ", file in memory")
         self.ratio("decode: with read-ahead / without", "spill.decode", "no-read-ahead.decode", 1, ("spill", "no-read-ahead"))
+        self.ratio("decode, half in VRAM: exclusive, RAM for the other half / covered, RAM for all", "both.decode", "covered.decode", 1, ("both", "covered"))
         self.ratio("decode, all in VRAM / stock", "resident.decode", "stock.decode", 0.8, ("resident", "stock"))
         self.ratio("decode, all in VRAM: waits on the GPU / graphs cut", "resident.decode", "cut.decode", 1, ("resident", "cut"))
-        for key in ("spill", "resident", "cut"):
+        for key in ("spill", "both", "resident", "cut"):
             self.same_as_stock(f"greedy text equal to stock: {key}", f"{key}.identity", "stock.identity", key)
         walked = not self.left_the_walk
         self.row("decoding followed the trace", "yes" if walked else "no", "yes", walked, "; ".join(self.left_the_walk)[:200])

@@ -26,6 +26,7 @@
 #include "client/src/cuda_driver.h"
 #include "client/src/lane.h"
 #include "client/src/model.h"
+#include "client/src/shared_words.h"
 
 namespace moecached::client {
 
@@ -78,6 +79,10 @@ class SpillDevice {
   [[nodiscard]] std::uint32_t n_layers() const { return static_cast<std::uint32_t>(layout().layers.size()); }
   [[nodiscard]] std::uint32_t n_parts(std::uint32_t layer) const {
     return static_cast<std::uint32_t>(layout().layers[layer].parts.size());
+  }
+  // As many distinct experts can be leased. A hint: the daemon may change it.
+  [[nodiscard]] std::uint32_t n_slots_open(std::uint32_t layer) const {
+    return load_relaxed(mapping_->views[layer].n_slots_open);
   }
   [[nodiscard]] std::uint32_t n_expert_used() const { return layout().model.n_expert_used; }
   [[nodiscard]] std::uint64_t record_bytes_max() const;

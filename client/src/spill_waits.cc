@@ -157,11 +157,14 @@ moecached_status SpillWaits::reserve(std::uint32_t n_ids) {
   return MOECACHED_OK;
 }
 
-moecached_status SpillWaits::begin(std::span<const std::uint32_t> layers) {
+moecached_status SpillWaits::begin(std::span<const std::uint32_t> layers, std::uint32_t n_ids) {
   for (const std::uint32_t layer : layers) {
     if (layer >= n_layers_)
       return fail(MOECACHED_E_ARGUMENT, "the model has %u MoE layers, there is none with index %u", n_layers_,
                   layer);
+    const std::uint32_t n_slots = device_.n_slots_open(layer);
+    if (n_ids > n_slots)
+      return fail(MOECACHED_E_TOO_MANY, "%u experts of a layer with %u slots in RAM", n_ids, n_slots);
     Box& clean = box(layer);
     store_relaxed(&clean.n, 0u);
     for (std::uint32_t& id : clean.ids) store_relaxed(&id, 0u);

@@ -48,8 +48,9 @@ class SpillWaits {
   // is under way.
   [[nodiscard]] moecached_status reserve(std::uint32_t n_ids);
 
-  // The layers that the graph launched next asks for, each once, in this order.
-  [[nodiscard]] moecached_status begin(std::span<const std::uint32_t> layers);
+  // The layers that the graph launched next asks for, each once, in this order, and how many ids each at
+  // most. MOECACHED_E_TOO_MANY: more than could be leased together.
+  [[nodiscard]] moecached_status begin(std::span<const std::uint32_t> layers, std::uint32_t n_ids);
   // On the stream of the graph, which may be capturing. Makes no other call than launches.
   [[nodiscard]] moecached_status enqueue(const moecached_spill_wait& request) const;
   // REQUIRES: the graph is computed, or was never launched. The first failure of an answer.

@@ -183,6 +183,12 @@ bool SpillRunner::find(Plan& plan, const ggml_cgraph& graph) {
   return true;
 }
 
+uint32_t SpillRunner::Plan::n_ids_max() const {
+  int64_t n_ids = 0;
+  for (const Cut& cut : cuts) n_ids = std::max(n_ids, cut.ids->ne[0] * cut.ids->ne[1]);
+  return static_cast<uint32_t>(n_ids);
+}
+
 std::vector<SpillWaitPlan::Layer> SpillRunner::Plan::waiting_layers() const {
   std::vector<SpillWaitPlan::Layer> layers;
   for (const Cut& cut : cuts)
@@ -380,9 +386,7 @@ bool SpillRunner::can_wait(const Plan& plan) {
   if (!plan.may_wait || !can_fetch()) return false;
   Lane& lane = *plan.cuts.front().lane;
   if (lane.refuses_waits || ++lane.small_graphs <= kGraphsBeforeWaits) return false;
-  int64_t n_ids = 0;
-  for (const Cut& cut : plan.cuts) n_ids = std::max(n_ids, cut.ids->ne[0] * cut.ids->ne[1]);
-  const moecached_status status = moecached_spill_waits_reserve(lane.lane, static_cast<uint32_t>(n_ids));
+  const moecached_status status = moecached_spill_waits_reserve(lane.lane, plan.n_ids_max());
   if (status == MOECACHED_E_TOO_MANY) return false;
   if (status == MOECACHED_OK && (lane.waits.memory != nullptr || prepare_waits(lane, plan))) return true;
   if (status != MOECACHED_OK) debug("graphs are cut at each MoE layer: %s", moecached_last_error());
@@ -438,8 +442,9 @@ ggml_status SpillRunner::run_waiting(Plan& plan) {
   Lane& lane = *plan.cuts.front().lane;
   layers_.clear();
   for (const Cut& cut : plan.cuts) layers_.push_back(cut.layer);
-  const moecached_status begun = moecached_spill_waits_begin(lane.lane, layers_.data(), layers_.size());
-  if (begun == MOECACHED_E_UNAVAILABLE) return run(plan);
+  const moecached_status begun =
+      moecached_spill_waits_begin(lane.lane, layers_.data(), layers_.size(), plan.n_ids_max());
+  if (begun == MOECACHED_E_UNAVAILABLE || begun == MOECACHED_E_TOO_MANY) return run(plan);
   if (begun != MOECACHED_OK) {
     say("experts cannot be used: %s", moecached_last_error());
     return GGML_STATUS_FAILED;

@@ -99,6 +99,7 @@ class SpillRunner {
     bool waited = false;    // the last time
     SpillWaitPlan waiting;
     std::vector<SpillWaitPlan::Layer> waiting_layers() const;
+    uint32_t n_ids_max() const;  // of a layer
   };
 
   Plan* plan_of(const ggml_cgraph& graph);

@@ -120,7 +120,7 @@ class SpillClient {
     std::array<std::uint32_t, kLayers> layers{};
     std::iota(layers.begin(), layers.end(), 0u);
     Outcome out;
-    const moecached_status begun = moecached_spill_waits_begin(lane_, layers.data(), layers.size());
+    const moecached_status begun = moecached_spill_waits_begin(lane_, layers.data(), layers.size(), kTopK);
     if (begun == MOECACHED_E_UNAVAILABLE) {
       for (std::uint32_t layer = 0; layer < kLayers; ++layer) out += resolve(layer, ids[layer]);
       moecached_spill_end(lane_);
@@ -431,7 +431,7 @@ TEST_F(SpillDaemonTest, AWaitingGraphIsAnsweredWhenTheDaemonGoes) {
 TEST_F(SpillDaemonTest, AWaitForMoreExpertsThanCanBeLeasedReadsThemFromTheFile) {
   start_spill();
   SpillClient client(folder_, model_);
-  client.use_waits(kRamSlots + 2);
+  client.use_waits(kRamSlots + 2);  // the daemon has taken slots away since the graph was begun
   const std::vector<std::int32_t> many = {0, 2, 4, 6, 8, 10, 12, 6}, few = {1, 3};
   const auto outcome = client.waiting_graph({{few, many, few}});
   EXPECT_EQ(outcome.wrong, 0u);
@@ -446,7 +446,8 @@ TEST_F(SpillDaemonTest, WaitsThatNeverComeEndWithTheGraph) {
   SpillClient client(folder_, model_);
   ASSERT_EQ(moecached_spill_waits_reserve(client.lane(), kTopK), MOECACHED_OK) << moecached_last_error();
   const std::uint32_t layers[] = {0, 1, 2};
-  ASSERT_EQ(moecached_spill_waits_begin(client.lane(), layers, 3), MOECACHED_OK) << moecached_last_error();
+  ASSERT_EQ(moecached_spill_waits_begin(client.lane(), layers, 3, kTopK), MOECACHED_OK)
+      << moecached_last_error();
   EXPECT_EQ(moecached_spill_waits_end(client.lane()), MOECACHED_OK) << "its launch failed";
   client.use_waits(kTopK);
   EXPECT_EQ(client.tokens(1, 20, 0).wrong, 0u);
@@ -457,7 +458,8 @@ TEST_F(SpillDaemonTest, AFailureIsToldAtTheEndOfTheGraphAndEveryLayerIsAnswered)
   SpillClient client(folder_, model_);
   client.use_waits(kTopK);
   const std::uint32_t layers[] = {0, 1};
-  ASSERT_EQ(moecached_spill_waits_begin(client.lane(), layers, 2), MOECACHED_OK) << moecached_last_error();
+  ASSERT_EQ(moecached_spill_waits_begin(client.lane(), layers, 2, kTopK), MOECACHED_OK)
+      << moecached_last_error();
   std::int32_t ids[] = {3, static_cast<std::int32_t>(kExperts)}, slots[] = {-1, -1};
   for (const std::uint32_t layer : layers) {
     const moecached_spill_wait wait{&ids, reinterpret_cast<std::uint64_t>(ids),
@@ -477,11 +479,15 @@ TEST_F(SpillDaemonTest, WaitsAreRefusedWhereThereIsNoRoomForThem) {
   SpillClient client(folder_, model_);
   EXPECT_EQ(moecached_spill_waits_reserve(client.lane(), 65), MOECACHED_E_TOO_MANY);
   const std::uint32_t layer = kLayers;
-  EXPECT_EQ(moecached_spill_waits_begin(client.lane(), &layer, 1), MOECACHED_E_ARGUMENT);
-  client.use_waits(kTopK);
-  std::int32_t ids[5] = {}, slots[5] = {};
+  EXPECT_EQ(moecached_spill_waits_begin(client.lane(), &layer, 1, kTopK), MOECACHED_E_ARGUMENT);
+  const std::uint32_t layers[] = {0, 1, 2};
+  ASSERT_EQ(moecached_spill_waits_reserve(client.lane(), kRamSlots + 1), MOECACHED_OK);
+  EXPECT_EQ(moecached_spill_waits_begin(client.lane(), layers, 3, kRamSlots + 1), MOECACHED_E_TOO_MANY)
+      << "a layer has no slots for as many";
+  EXPECT_EQ(client.tokens(1, 5, 0).wrong, 0u);
+  std::int32_t ids[kRamSlots + 2] = {}, slots[kRamSlots + 2] = {};
   const moecached_spill_wait wait{&ids, reinterpret_cast<std::uint64_t>(ids),
-                                  reinterpret_cast<std::uint64_t>(slots), 5, 0};
+                                  reinterpret_cast<std::uint64_t>(slots), kRamSlots + 2, 0};
   EXPECT_EQ(moecached_spill_wait_enqueue(client.lane(), &wait), MOECACHED_E_ARGUMENT)
       << "more ids than were reserved";
 }

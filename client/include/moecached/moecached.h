@@ -274,9 +274,10 @@ typedef struct moecached_spill_wait {
 // Makes room for waits of so many ids a layer. MOECACHED_E_UNAVAILABLE: waits are not possible here, the reason says why;
 // MOECACHED_E_TOO_MANY: not of as many ids. REQUIRES, as for all below but wait_enqueue: no graph of the lane is under way.
 MOECACHED_API moecached_status moecached_spill_waits_reserve(moecached_spill_lane* lane, uint32_t n_ids);
-// Begins a graph that waits in these layers, each once, in this order. Until waits_end nothing else may be called for the lane
-// but generation, window and wait_enqueue. MOECACHED_E_UNAVAILABLE: the daemon is gone; resolve serves then.
-MOECACHED_API moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const uint32_t* layers, size_t n);
+// Begins a graph that waits in these layers, each once, in this order, for at most n_ids in each. Until waits_end nothing else
+// may be called for the lane but generation, window and wait_enqueue. MOECACHED_E_UNAVAILABLE: the daemon is gone;
+// MOECACHED_E_TOO_MANY: a layer has fewer slots. Resolve serves then.
+MOECACHED_API moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const uint32_t* layers, size_t n, uint32_t n_ids);
 // Enqueues a wait; captured ones are good until the generation moves. No lock, no allocation.
 MOECACHED_API moecached_status moecached_spill_wait_enqueue(moecached_spill_lane* lane, const moecached_spill_wait* wait);
 // Ends the graph and what it used. REQUIRES: it is computed, or nothing of it was launched. A failure is the first of any layer:

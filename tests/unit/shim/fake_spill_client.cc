@@ -127,7 +127,9 @@ moecached_status moecached_spill_waits_reserve(moecached_spill_lane*, uint32_t n
   if (fake_daemon().waits_status != MOECACHED_OK) return fake_fail(fake_daemon().waits_status, "no waits");
   return n_ids <= 64 ? MOECACHED_OK : fake_fail(MOECACHED_E_TOO_MANY, "too many to wait for");
 }
-moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const uint32_t* layers, size_t n) {
+moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const uint32_t* layers, size_t n,
+                                             uint32_t n_ids) {
+  if (n_ids == 0 || n_ids > 64) std::abort();
   if (fake_daemon().waits_begin_status != MOECACHED_OK)
     return fake_fail(fake_daemon().waits_begin_status, "no graph may wait");
   fake_daemon().calls.emplace_back("waits_begin");

@@ -74,11 +74,14 @@ class Core {
     std::uint64_t bytes_max = std::numeric_limits<std::uint64_t>::max();  // what the user may still take
     Gpu* gpu = nullptr;                                                   // of a spill model
   };
-  // session: who asks, whose user's limits count; 0: the control plane, here and below. gpu: of a spill model;
-  // a model in RAM alone is another one.
+  // session: who asks, whose user's limits count; 0: the control plane, here and below. gpu: of a spill
+  // model; a model in RAM alone is another one.
   Result<ModelFiles> begin_model(std::vector<UniqueFd> shards, SessionId session, Gpu* gpu = nullptr);
   Result<std::shared_ptr<SharedModel>> finish_model(ModelFiles files, Result<ModelLayout> layout,
                                                     std::string name, WarmStart warm);
+  // A spill model that these two have returned is not dropped until now, though no session has opened it:
+  // preparing it takes seconds. One that could not be prepared goes.
+  void spill_prepared(SharedModel& model);
   // Returns the stream segment of this model in this session: `stream`, or the one of an earlier open.
   Result<std::shared_ptr<Memfd>> open_in_session(SessionId session, const std::shared_ptr<SharedModel>& model,
                                                  std::shared_ptr<Memfd> stream);

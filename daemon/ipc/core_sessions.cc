@@ -36,9 +36,10 @@ Result<Core::RouteModel> Core::find_route_model(std::uint32_t wanted) const {
   if (!id) return Fault(id.error());
   RouteModel model{.ram = find_model(ModelId(*id)), .gpu = gpu_.find_model(*id)};
   if (model.ram != nullptr && model.ram->device() != nullptr) {
-    return Fault{FaultCode::kUnsupported, "model " + std::to_string(*id) +
-                                              " spills from a GPU, and a stream has no way to slots there: register it "
-                                              "for RAM, or connect to the handle socket"};
+    return Fault{FaultCode::kUnsupported,
+                 "model " + std::to_string(*id) +
+                     " spills from a GPU, and a stream has no way to slots there: register it "
+                     "for RAM, or connect to the handle socket"};
   }
   return model;
 }
@@ -196,7 +197,10 @@ Result<Core::ModelFiles> Core::begin_model(std::vector<UniqueFd> shards, Session
     out.identity.push_back(*identity);
   }
   out.existing = find_model(out);
-  if (out.existing) return out;
+  if (out.existing) {
+    out.existing->being_prepared = gpu != nullptr;
+    return out;
+  }
   if (const auto it = sessions_.find(session.value); it != sessions_.end()) {
     // Before anything makes room for it.
     if (Status may = may_open(*it->second.session, 0, {.files = shards.size()}); !may)
@@ -320,6 +324,7 @@ Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result
   // Another client may have brought the same model while the layout was read.
   if (auto model = find_model(files)) {
     for (const FileId file : files.files) ssd_->remove_file(file);
+    model->being_prepared = files.gpu != nullptr;
     return model;
   }
   // A model nobody uses makes room for one that somebody wants; the one idle for longest goes first.
@@ -371,6 +376,7 @@ Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result
   }
   ++next_model_id_;
   (*model)->last_used = turn_;
+  (*model)->being_prepared = files.gpu != nullptr;
   if (std::vector<SlotWindow> traded = (*model)->traded_slots(); !traded.empty()) {
     ssd_->register_traded_region((*model)->pool().host_view(), std::move(traded));
   } else {
@@ -404,7 +410,8 @@ Result<std::shared_ptr<Memfd>> Core::open_in_session(SessionId session,
 bool Core::drop_idle_model(std::uint64_t* freed) {
   std::shared_ptr<SharedModel> oldest;
   for (const auto& [id, model] : models_) {
-    if (model->sessions == 0 && (!oldest || model->last_used < oldest->last_used)) oldest = model;
+    if (model->sessions == 0 && !model->being_prepared && (!oldest || model->last_used < oldest->last_used))
+      oldest = model;
   }
   if (!oldest) return false;
   *freed = oldest->pool().bytes_backed_max();
@@ -414,7 +421,7 @@ bool Core::drop_idle_model(std::uint64_t* freed) {
 
 void Core::erase_model(std::uint32_t id) {
   const std::shared_ptr<SharedModel> model = models_.at(id);
-  CHECK(model->sessions == 0);
+  CHECK(model->sessions == 0 && !model->being_prepared);
   brain_.remove_model(model->id());
   uses_.remove_model(model->id());
   shadows_.stop(model->id());
@@ -446,6 +453,10 @@ Status Core::drop_model(std::uint32_t id) {
     return Fault{FaultCode::kInvalid, "model " + std::to_string(id) + " is used by " +
                                           std::to_string(it->second->sessions) +
                                           " session(s); stop them first"};
+  }
+  if (it->second->being_prepared) {
+    return Fault{FaultCode::kInvalid,
+                 "model " + std::to_string(id) + " is being opened by a session; stop it first"};
   }
   erase_model(id);
   return ok();

@@ -31,6 +31,11 @@ std::shared_ptr<SharedModel> Core::spill_model_of(SessionId session, std::uint32
   return opened->second.model;
 }
 
+void Core::spill_prepared(SharedModel& model) {
+  model.being_prepared = false;
+  if (!model.device()->is_prepared()) (void)drop_model(model.id().value);
+}
+
 void Core::turn_device_slots(std::uint64_t now) {
   for (const auto& [id, model] : models_) {
     VramSlots* const device = model->device();

@@ -69,22 +69,27 @@ Result<GpuOpener::Opened> GpuOpener::open_spill(Request& request) {
   if (auto memory = (*gpu)->memory_info(); !memory) return std::move(memory).error();
   auto model = register_model(core_, std::move(request.shards), request.name, request.session, *gpu);
   if (!model) return std::move(model).error();
-  // This thread alone makes them, so nobody has the model before it is prepared.
-  if (VramSlots& device = *(*model)->device(); !device.is_prepared()) {
-    if (Status done = device.prepare((*model)->pool().host_view()); !done) {
-      const std::uint32_t id = (*model)->id().value;
-      model->reset();
-      (void)core_.call([id](Core& core) { return core.drop_model(id); });
-      return std::move(done).error();
-    }
+  auto opened = prepare_spill(request.session, *model);
+  core_.call([&](Core& core) {
+    core.spill_prepared(**model);
+    return 0;
+  });
+  return opened;
+}
+
+// This thread alone makes them, so nobody has the model before it is prepared.
+Result<GpuOpener::Opened> GpuOpener::prepare_spill(SessionId session,
+                                                   const std::shared_ptr<SharedModel>& model) {
+  if (VramSlots& device = *model->device(); !device.is_prepared()) {
+    if (Status done = device.prepare(model->pool().host_view()); !done) return std::move(done).error();
   }
-  auto stream = make_stream_segment(**model);
+  auto stream = make_stream_segment(*model);
   if (!stream) return std::move(stream).error();
-  auto opened = core_.call(
-      [&](Core& core) { return core.open_in_session(request.session, *model, *std::move(stream)); });
+  auto opened =
+      core_.call([&](Core& core) { return core.open_in_session(session, model, *std::move(stream)); });
   if (!opened) return std::move(opened).error();
   Opened out;
-  out.spill = *std::move(model);
+  out.spill = model;
   out.stream = *std::move(opened);
   return out;
 }

@@ -65,6 +65,7 @@ class GpuOpener {
   void run();
   Result<Opened> open(Request& request);
   Result<Opened> open_spill(Request& request);
+  Result<Opened> prepare_spill(SessionId session, const std::shared_ptr<SharedModel>& model);
   Result<std::shared_ptr<GpuModel>> make_model(Request& request);
 
   const Config& config_;

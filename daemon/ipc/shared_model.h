@@ -118,6 +118,7 @@ class SharedModel {
 
   // Counters and state kept by the core loop.
   std::uint32_t sessions = 0;
+  bool being_prepared = false;  // for a session that is to open it: not idle
   std::uint64_t last_used = 0;  // core loop turn, to pick an idle model to drop
   bool changed_on_disk = false;
   std::uint32_t reads_in_flight = 0;  // operations of the read table

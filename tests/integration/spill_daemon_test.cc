@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "tests/integration/gpu_daemon_fixture.h"
+#include "tests/support/soft_cuda/library.h"
 
 namespace moecached {
 namespace {
@@ -24,6 +25,7 @@ class SpillDaemonTest : public GpuDaemonTest {
     config.gpu.mode = mode;
     config.gpu.slots = {.kind = SlotsSpec::Kind::kCount, .value = static_cast<double>(device_slots)};
     config.gpu.keep_free = 0;
+    config.max_models = max_models_;
     auto daemon = Daemon::start(config);
     ASSERT_TRUE(daemon) << daemon.error().text;
     daemon_ = *std::move(daemon);
@@ -272,6 +274,56 @@ TEST_F(SpillDaemonTest, NoModelSpillsWhereRamIsToHoldAll) {
             MOECACHED_E_REFUSED);
   EXPECT_NE(std::string(moecached_last_error()).find("gpu.mode"), std::string::npos)
       << moecached_last_error();
+  moecached_session_close(session);
+}
+
+TEST_F(SpillDaemonTest, AModelThatIsBeingOpenedMakesNoRoomForAnother) {
+  max_models_ = 1;
+  start_spill();
+  const test::SoftCuda cuda;
+  const auto open_session = [this] {
+    moecached_session* session = nullptr;
+    EXPECT_EQ(moecached_session_open((folder_ / "handle.sock").c_str(), "test", &session), MOECACHED_OK);
+    return session;
+  };
+  moecached_session* const first = open_session();
+  moecached_session* const second = open_session();
+  const char* path = model_.c_str();
+  cuda.hold_next("cuMemHostRegister");  // as pinning a pool of hundreds of GB takes long
+  moecached_model* spill = nullptr;
+  std::thread opens([&] {
+    EXPECT_EQ(moecached_spill_model_open(first, &path, 1, gpu_at(0).uuid.data(), &spill), MOECACHED_OK)
+        << moecached_last_error();
+  });
+  EXPECT_TRUE(eventually([&] { return cuda.holds(); }));
+  EXPECT_FALSE(daemon_->drop_model(report().id));
+  moecached_model* ram = nullptr;
+  EXPECT_EQ(moecached_model_open(second, &path, 1, &ram), MOECACHED_E_REFUSED) << "it would need its place";
+  EXPECT_NE(std::string(moecached_last_error()).find("limits.models"), std::string::npos)
+      << moecached_last_error();
+  cuda.release();
+  opens.join();
+  if (spill != nullptr) moecached_model_close(spill);
+  moecached_session_close(first);
+  EXPECT_TRUE(eventually([&] { return moecached_model_open(second, &path, 1, &ram) == MOECACHED_OK; }))
+      << "closed, it is idle";
+  if (ram != nullptr) moecached_model_close(ram);
+  moecached_session_close(second);
+}
+
+TEST_F(SpillDaemonTest, AModelThatCannotBePreparedGoes) {
+  start_spill();
+  const test::SoftCuda cuda;
+  moecached_session* session = nullptr;
+  ASSERT_EQ(moecached_session_open((folder_ / "handle.sock").c_str(), "test", &session), MOECACHED_OK);
+  const char* path = model_.c_str();
+  moecached_model* spill = nullptr;
+  cuda.fail_next("cuMemHostRegister", CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_NE(moecached_spill_model_open(session, &path, 1, gpu_at(0).uuid.data(), &spill), MOECACHED_OK);
+  EXPECT_TRUE(daemon_->models().empty());
+  EXPECT_EQ(moecached_spill_model_open(session, &path, 1, gpu_at(0).uuid.data(), &spill), MOECACHED_OK)
+      << moecached_last_error();
+  if (spill != nullptr) moecached_model_close(spill);
   moecached_session_close(session);
 }
 

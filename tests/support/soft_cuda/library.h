@@ -37,6 +37,11 @@ class SoftCuda {
   void fail_next(const char* function, CUresult result) const {
     get<decltype(soft_cuda_fail_next)>("soft_cuda_fail_next")(function, result);
   }
+  void hold_next(const char* function) const {
+    get<decltype(soft_cuda_hold_next)>("soft_cuda_hold_next")(function);
+  }
+  [[nodiscard]] bool holds() const { return get<decltype(soft_cuda_holds)>("soft_cuda_holds")() != 0; }
+  void release() const { get<decltype(soft_cuda_release)>("soft_cuda_release")(); }
   // The driver functions that `body` calls, one a line.
   template <typename Body>
   [[nodiscard]] std::string calls_of(Body body) const {

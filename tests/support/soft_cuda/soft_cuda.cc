@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -77,6 +78,9 @@ struct State {
     bool each = false;
     CUresult result = CUDA_SUCCESS;
   } every;
+  std::string held_function;  // whose next call waits
+  bool holds = false;         // one waits
+  std::condition_variable released;
 };
 
 State& state() {
@@ -146,7 +150,12 @@ std::size_t plain_size(std::size_t bytes) { return bytes; }
 // Notes the call; what a test has asked to fail, fails.
 CUresult soft_cuda_enter(const char* function) {
   State& s = state();
-  const std::lock_guard lock(s.mutex);
+  std::unique_lock lock(s.mutex);
+  if (!s.held_function.empty() && s.held_function == base_name(function)) {
+    s.held_function.clear();
+    s.holds = true;
+    s.released.wait(lock, [&s] { return !s.holds; });
+  }
   if (s.tracing) s.trace.append(base_name(function)).push_back('\n');
   if (s.every.k > 0) {
     const unsigned long long n = ++s.every.seen;
@@ -198,6 +207,23 @@ void soft_cuda_fail_counts(unsigned long long* seen, unsigned long long* failed)
   const std::lock_guard lock(state().mutex);
   *seen = state().every.seen;
   *failed = state().every.failed;
+}
+
+void soft_cuda_hold_next(const char* function) {
+  const std::lock_guard lock(state().mutex);
+  state().held_function = function;
+}
+
+int soft_cuda_holds(void) {
+  const std::lock_guard lock(state().mutex);
+  return state().holds ? 1 : 0;
+}
+
+void soft_cuda_release(void) {
+  const std::lock_guard lock(state().mutex);
+  state().held_function.clear();
+  state().holds = false;
+  state().released.notify_all();
 }
 
 void soft_cuda_lose(int device) {

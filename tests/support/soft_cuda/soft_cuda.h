@@ -14,6 +14,11 @@ void soft_cuda_fail_next(const char* function, int result);
 void soft_cuda_fail_each(unsigned long long k, int each, int result);
 // Calls since then, and of those that failed so.
 void soft_cuda_fail_counts(unsigned long long* seen, unsigned long long* failed);
+// The next call of the function waits, before it does anything, until soft_cuda_release.
+void soft_cuda_hold_next(const char* function);
+// Whether one waits.
+int soft_cuda_holds(void);
+void soft_cuda_release(void);
 // From now on every call with this device's context fails; -1: no device is lost any more.
 void soft_cuda_lose(int device);
 // Bytes of device memory that this process has created and not freed.

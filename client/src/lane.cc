@@ -179,6 +179,7 @@ void Lane::note_fallback(std::uint64_t reads, std::uint64_t bytes) {
 
 void Lane::attach(ModelMapping& mapping, Connection& connection, LaneBlock* block) {
   mapping_ = &mapping;
+  ++attachment_;
   n_device_slots_ = 0;
   block_ = block;
   channel_ = LaneChannel(&connection, block);

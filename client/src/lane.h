@@ -68,6 +68,8 @@ class Lane {
   [[nodiscard]] const LaneCounters& counters() const noexcept { return counters_; }
   [[nodiscard]] LaneBlock* block() const noexcept { return block_; }
   [[nodiscard]] ModelMapping* mapping() const noexcept { return mapping_; }
+  // Raised by attach(): the next mapping may lie where an earlier one lay.
+  [[nodiscard]] std::uint64_t attachment() const noexcept { return attachment_; }
   // Entries that name one of so many device slots are taken for present from now on: the caller can use them.
   // They come as MOECACHED_DEVICE_SLOT + slot.
   void use_device_slots(std::uint32_t n) noexcept { n_device_slots_ = n; }
@@ -98,6 +100,7 @@ class Lane {
 
   const Model& model_;
   ModelMapping* mapping_;
+  std::uint64_t attachment_ = 1;
   LaneBlock* block_;
   LaneChannel channel_;
   LaneCounters counters_;

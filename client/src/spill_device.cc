@@ -56,7 +56,8 @@ SpillDevice::~SpillDevice() {
 }
 
 bool SpillDevice::is_stale() const noexcept {
-  return lane_.mapping() != mapping_ || (!has_slots_ && load_acquire(&layout().spill.spill->has_slots) != 0);
+  return lane_.attachment() != attachment_ ||
+         (!has_slots_ && load_acquire(&layout().spill.spill->has_slots) != 0);
 }
 
 moecached_status SpillDevice::refresh(Connection& connection) {
@@ -64,7 +65,7 @@ moecached_status SpillDevice::refresh(Connection& connection) {
   if (const auto status = current.status()) return status;
   // Copies of a call that failed may still be under way, to what is unmapped below.
   cuda().cuStreamSynchronize(stream_);
-  if (lane_.mapping() != mapping_) {
+  if (lane_.attachment() != attachment_) {
     stream_pin_.reset();
     lane_.use_device_slots(0);
     mapping_ = lane_.mapping();
@@ -73,6 +74,7 @@ moecached_status SpillDevice::refresh(Connection& connection) {
     look_up_addresses();
     pin_stream();
     if (const auto status = map_arrays(nullptr, 0)) return status;
+    attachment_ = lane_.attachment();  // what failed is tried again
   }
   const moecached_shm_spill* const spill = layout().spill.spill;
   if (has_slots_ || load_acquire(&spill->has_slots) == 0) return MOECACHED_OK;
@@ -84,7 +86,9 @@ moecached_status SpillDevice::refresh(Connection& connection) {
     lane_.use_device_slots(n);
     return MOECACHED_OK;
   }
-  return map_arrays(nullptr, 0);
+  status = map_arrays(nullptr, 0);
+  if (status != MOECACHED_OK) attachment_ = 0;
+  return status;
 }
 
 // Once for all lanes. Without it copies take seven times as long, which is better than none.

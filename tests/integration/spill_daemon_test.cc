@@ -219,6 +219,8 @@ class SpillClient {
   moecached_model* model() { return model_; }
   moecached_session* session() { return session_; }
   moecached_spill_lane* lane() { return lane_; }
+  // Computes on another lane of the model from now on; returns the one so far.
+  moecached_spill_lane* exchange_lane(moecached_spill_lane* lane) { return std::exchange(lane_, lane); }
 
  private:
   const std::vector<std::byte>& expert(std::uint32_t layer, std::uint32_t p, std::int32_t id) {
@@ -565,6 +567,36 @@ TEST_F(SpillDaemonTest, LanesGoOnFromTheFileWhenTheDaemonIsGone) {
   EXPECT_EQ(moecached_session_reconnect(client.session()), MOECACHED_OK) << moecached_last_error();
   EXPECT_EQ(client.tokens(8, 200, 3).wrong, 0u);
   EXPECT_GT(sum().lookups, 0u) << "the next daemon serves it";
+}
+
+TEST_F(SpillDaemonTest, ALaneThatWasIdleFindsTheDaemonThatServesNow) {
+  start_spill();
+  SpillClient client(folder_, model_);
+  moecached_spill_lane* idle = nullptr;
+  ASSERT_EQ(moecached_spill_lane_open(client.model(), &idle), MOECACHED_OK) << moecached_last_error();
+  std::uint32_t seed = 0;
+  ASSERT_TRUE(eventually([&] {
+    EXPECT_EQ(client.tokens(++seed, 50, 0).wrong, 0u);
+    return client.has_device_slots();
+  }));
+  moecached_spill_lane* const busy = client.exchange_lane(idle);
+  EXPECT_EQ(client.tokens(++seed, 50, 0).wrong, 0u);
+  const std::uint64_t generation = moecached_spill_lane_generation(idle);
+  client.exchange_lane(busy);
+  // Twice, so that what the second daemon gives may lie where that of the first one lay.
+  for (int i = 0; i < 2; ++i) {
+    daemon_.reset();
+    start_spill();
+    EXPECT_TRUE(eventually([&] { return moecached_session_reconnect(client.session()) == MOECACHED_OK; }))
+        << moecached_last_error();
+  }
+  EXPECT_EQ(client.tokens(++seed, 50, 0).wrong, 0u);
+  client.exchange_lane(idle);
+  EXPECT_EQ(client.tokens(++seed, 50, 0).wrong, 0u);
+  EXPECT_GT(moecached_spill_lane_generation(idle), generation)
+      << "device slots of a daemon that is gone are looked for no more";
+  client.exchange_lane(busy);
+  moecached_spill_lane_close(idle);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -42,7 +43,10 @@ struct ModelMapping {
   std::vector<LayerView> views;
   Mapping segment, stream;
   WindowSet windows;
-  std::shared_ptr<void> pinned;  // keeps the windows page-locked for a GPU; goes before them
+  // Keep the windows, and by lane index parts of the stream segment, page-locked for a GPU. They go before
+  // what they lock: a driver would read whatever is mapped there next as the pages that were.
+  std::shared_ptr<void> pinned;
+  std::map<std::uint32_t, std::shared_ptr<void>> pinned_streams;
 };
 
 // Counters of a lane: written by its thread, read by any. Not locked instructions: there is one writer.

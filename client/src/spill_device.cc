@@ -66,7 +66,6 @@ moecached_status SpillDevice::refresh(Connection& connection) {
   // Copies of a call that failed may still be under way, to what is unmapped below.
   cuda().cuStreamSynchronize(stream_);
   if (lane_.attachment() != attachment_) {
-    stream_pin_.reset();
     lane_.use_device_slots(0);
     mapping_ = lane_.mapping();
     has_slots_ = false;
@@ -119,13 +118,17 @@ void SpillDevice::look_up_addresses() {
   window_addresses_ = std::move(addresses);
 }
 
+// Kept with the mapping also when the lane is gone, for the next one of its index; all of them together would
+// be 16 buffers that mostly no lane has.
 void SpillDevice::pin_stream() {
+  std::shared_ptr<void>& pinned = mapping_->pinned_streams[lane_.block()->index];
+  if (pinned != nullptr) return;
   if (context_->attribute(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) == 0) return;
   const std::uint64_t bytes = layout().model.stream_bytes_per_lane;
   constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_READ_ONLY;
-  (void)HostRegistration::open(context_,
-                               std::span(mapping_->stream.data() + lane_.block()->index * bytes, bytes),
-                               kFlags, &stream_pin_);
+  const std::span memory(mapping_->stream.data() + lane_.block()->index * bytes, bytes);
+  std::shared_ptr<HostRegistration> pin;
+  if (HostRegistration::open(context_, memory, kFlags, &pin) == MOECACHED_OK) pinned = std::move(pin);
 }
 
 // Where scratch slots lie, and how many there are.

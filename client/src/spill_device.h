@@ -125,7 +125,6 @@ class SpillDevice {
   std::shared_ptr<CudaContext> context_;
   ModelMapping* mapping_ = nullptr;  // for which all this was made
   std::uint64_t attachment_ = 0;     // of the lane, to that mapping
-  std::shared_ptr<HostRegistration> stream_pin_;
   std::vector<Array> arrays_;
   std::vector<std::uint32_t> scratch_first_;  // of each array's class, slot ids of the array
   std::uint32_t n_scratch_ = 0;

@@ -599,5 +599,26 @@ TEST_F(SpillDaemonTest, ALaneThatWasIdleFindsTheDaemonThatServesNow) {
   moecached_spill_lane_close(idle);
 }
 
+TEST_F(SpillDaemonTest, NothingStaysPageLockedOfADaemonThatIsGone) {
+  start_spill();
+  const test::SoftCuda cuda;
+  SpillClient client(folder_, model_);
+  moecached_spill_lane* idle = nullptr;
+  ASSERT_EQ(moecached_spill_lane_open(client.model(), &idle), MOECACHED_OK) << moecached_last_error();
+  daemon_.reset();
+  start_spill();
+  const std::string calls = cuda.calls_of([&] {
+    EXPECT_TRUE(eventually([&] { return moecached_session_reconnect(client.session()) == MOECACHED_OK; }))
+        << moecached_last_error();
+  });
+  std::size_t n_unlocked = 0;
+  for (std::size_t at = 0; (at = calls.find("cuMemHostUnregister", at)) != std::string::npos; ++at)
+    ++n_unlocked;
+  EXPECT_EQ(n_unlocked, kLayers + 2) << "the windows, and the stream buffers of two lanes: what is mapped at "
+                                        "their addresses next would be read as what was";
+  EXPECT_EQ(client.tokens(1, 50, 0).wrong, 0u);
+  moecached_spill_lane_close(idle);
+}
+
 }  // namespace
 }  // namespace moecached

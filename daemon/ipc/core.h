@@ -218,6 +218,7 @@ class Core {
   // -- spill models (core_spill.cc)
   void turn_device_slots(std::uint64_t now);
   void device_work_done(SharedModel& model, const VramSlots::Done& done, std::uint64_t now);
+  [[nodiscard]] GpuService::SpillUse spill_use(const Gpu& gpu) const;  // of all spill models
   void add_device_slots(SharedModel& model, std::uint64_t now);
   void device_slots_added(SharedModel& model, std::uint64_t now);
   void open_device_slots(SharedModel& model);

@@ -45,7 +45,7 @@ std::vector<ModelReport> Core::model_reports() const {
     if (const VramSlots* device = model->device()) {
       report.spills = true;
       report.device = to_string(device->gpu().id());
-      report.device_bytes = device->n_slots() == 0 ? 0 : device->bytes_for(device->n_slots());
+      report.device_bytes = device->bytes();
       report.bytes_uploaded = device->bytes_up;
       report.bytes_demoted = device->bytes_down;
     }

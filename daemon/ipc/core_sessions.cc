@@ -435,7 +435,10 @@ void Core::erase_model(std::uint32_t id) {
     drain_reads();
     std::this_thread::yield();
   }
-  if (const VramSlots* device = model->device()) epoll_.remove(device->event_fd());
+  if (const VramSlots* device = model->device()) {
+    epoll_.remove(device->event_fd());
+    gpu_.set_spill_use(device->gpu(), spill_use(device->gpu()));
+  }
   ssd_->unregister_region(model->pool().host_view());
   for (const FileId file : model->files()) ssd_->remove_file(file);
 }

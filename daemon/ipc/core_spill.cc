@@ -73,6 +73,17 @@ void Core::device_work_done(SharedModel& model, const VramSlots::Done& done, std
   carry_out_commands();
 }
 
+GpuService::SpillUse Core::spill_use(const Gpu& gpu) const {
+  GpuService::SpillUse use;
+  for (const auto& [id, model] : models_) {
+    const VramSlots* const device = model->device();
+    if (device == nullptr || &device->gpu() != &gpu) continue;
+    use.bytes += device->bytes();
+    use.is_allocating = use.is_allocating || device->is_allocating;
+  }
+  return use;
+}
+
 // Memory comes last: clients have their own by the time that they have computed for a second.
 void Core::add_device_slots(SharedModel& model, std::uint64_t now) {
   VramSlots& device = *model.device();
@@ -80,21 +91,14 @@ void Core::add_device_slots(SharedModel& model, std::uint64_t now) {
   if (now - device.first_record_ns < kFirstPassNs) return;
   if (device.tried_ns != 0 && now - device.tried_ns < kAgainAfterNs) return;
   // Of models on one GPU one allocates at a time, so that each sees what the others have taken.
-  const bool waits = std::ranges::any_of(models_, [&device](const auto& other) {
-    const VramSlots* const there = other.second->device();
-    return there != nullptr && &there->gpu() == &device.gpu() && there->is_allocating;
-  });
-  if (model.sessions == 0 || waits) return;
+  const GpuService::SpillUse use = spill_use(device.gpu());
+  if (model.sessions == 0 || use.is_allocating || gpu_.is_allocating(device.gpu())) return;
   device.tried_ns = now;
   device.is_allocating = true;
+  gpu_.set_spill_use(device.gpu(), {.bytes = use.bytes, .is_allocating = true});
   const std::vector<std::uint32_t> each = gpu_slots_wanted(model.layout(), config_.gpu.slots);
   const std::uint32_t wanted = std::ranges::min(each);
-  std::uint64_t taken = gpu_.device_bytes(device.gpu());
-  for (const auto& [id, other] : models_) {
-    const VramSlots* const there = other->device();
-    if (there != nullptr && &there->gpu() == &device.gpu() && there->n_slots() > 0)
-      taken += there->bytes_for(there->n_slots());
-  }
+  const std::uint64_t taken = gpu_.device_bytes(device.gpu()) + use.bytes;
   // Not a share of the model: were it the last one, the queue's thread would have to end itself. The queue
   // ends before what its calls use.
   device.run([&slots = device, wanted, taken, options = config_.gpu] {
@@ -121,6 +125,7 @@ void Core::add_device_slots(SharedModel& model, std::uint64_t now) {
 void Core::device_slots_added(SharedModel& model, std::uint64_t now) {
   VramSlots& device = *model.device();
   device.is_allocating = false;
+  gpu_.set_spill_use(device.gpu(), spill_use(device.gpu()));
   if (device.n_slots() == 0) {
     spdlog::warn("model {}: no device slots: {}; trying again in 10 s", model.id().value, device.note);
     return;
@@ -128,7 +133,7 @@ void Core::device_slots_added(SharedModel& model, std::uint64_t now) {
   model.tell_device_slots();
   device.told_ns = now;
   spdlog::info("model {}: {} device slots in each layer, {} MiB{}{}", model.id().value, device.n_slots(),
-               device.bytes_for(device.n_slots()) >> 20, device.note.empty() ? "" : ": ", device.note);
+               device.bytes() >> 20, device.note.empty() ? "" : ": ", device.note);
 }
 
 void Core::open_device_slots(SharedModel& model) {

@@ -32,6 +32,7 @@ std::uint64_t sum(std::span<const std::uint32_t> values) {
 
 bool GpuService::wants_growth(const Entry& entry, std::uint64_t now_ns) {
   if (entry.is_growing() || entry.device->lost || entry.first_log_ns == 0) return false;
+  if (entry.device->spill_use.is_allocating) return false;
   if (entry.growth == Entry::Growth::kNone) {
     if (entry.growth_tried_ns != 0) return now_ns - entry.growth_tried_ns >= kAgainAfterNs;
     return entry.passed_twice || now_ns - entry.first_log_ns > kFirstPassNs ||
@@ -79,7 +80,7 @@ void GpuService::start_growth(Entry& entry, std::uint64_t now_ns) {
   const GpuOptions& options = config_.gpu;
   GpuQueue::Job job;
   job.call = [model, growth, others, shared, keeps_rest, is_first, wanted = wanted_of(entry),
-              have = entry.n_open, &options] {
+              have = entry.n_open, spill_bytes = entry.device->spill_use.bytes, &options] {
     auto memory = model->gpu().memory_info();
     if (!memory) {
       growth->outcome = std::move(memory).error();
@@ -88,7 +89,7 @@ void GpuService::start_growth(Entry& entry, std::uint64_t now_ns) {
     // What an earlier try has left allocated is this model's to use.
     const std::uint64_t free = memory->free + model->device_bytes();
     std::uint64_t budget = free > options.keep_free ? free - options.keep_free : 0;
-    std::uint64_t taken = 0;
+    std::uint64_t taken = spill_bytes;
     for (const auto& other : others) taken += other->device_bytes();
     if (options.bytes > 0) budget = std::min(budget, options.bytes > taken ? options.bytes - taken : 0);
     const std::uint64_t granularity = model->gpu().granularity();

@@ -85,6 +85,18 @@ std::uint64_t GpuService::device_bytes(const Gpu& gpu) const {
   return bytes;
 }
 
+bool GpuService::is_allocating(const Gpu& gpu) const {
+  return std::ranges::any_of(models_, [&gpu](const auto& model) {
+    return model.second->device->gpu.get() == &gpu && model.second->growth == Entry::Growth::kAllocating;
+  });
+}
+
+void GpuService::set_spill_use(const Gpu& gpu, SpillUse use) {
+  for (const auto& device : devices_) {
+    if (device->gpu.get() == &gpu) device->spill_use = use;
+  }
+}
+
 void GpuService::report_devices(std::vector<std::string>* devices) const {
   for (const auto& device : devices_) devices->push_back(to_string(device->gpu->id()));
 }

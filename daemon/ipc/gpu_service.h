@@ -87,7 +87,15 @@ class GpuService {
   void report_devices(std::vector<std::string>* devices) const;
   void findings(std::vector<Finding>* out) const;
 
+  // -- device memory, of which spill models have some as well: each side counts what the other has, and one
+  // allocates at a time.
   [[nodiscard]] std::uint64_t device_bytes(const Gpu& gpu) const;  // of all its models
+  [[nodiscard]] bool is_allocating(const Gpu& gpu) const;
+  struct SpillUse {
+    std::uint64_t bytes = 0;
+    bool is_allocating = false;
+  };
+  void set_spill_use(const Gpu& gpu, SpillUse use);
   // Tests that compare must notice that slots are reused while they are read.
   [[nodiscard]] bool tests_without_grace() const { return test_no_grace_; }
 

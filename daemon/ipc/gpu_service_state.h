@@ -46,8 +46,9 @@ struct GpuService::Device {
   std::unique_ptr<GpuQueue> queue;  // made with the first model
   UploadBudget budget{UploadBudget::Options{}};
   std::atomic<bool> lost = false;  // written by the core loop
-  std::uint32_t group = 0;         // of GPUs that can read each other's memory
-  GpuSections place;               // in the group
+  SpillUse spill_use;
+  std::uint32_t group = 0;  // of GPUs that can read each other's memory
+  GpuSections place;        // in the group
   std::map<const Device*, Path> paths;
 };
 

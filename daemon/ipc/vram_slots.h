@@ -53,6 +53,9 @@ class VramSlots {
   [[nodiscard]] std::uint32_t n_slots_max() const;
   // For n slots of each layer, spare slots included.
   [[nodiscard]] std::uint64_t bytes_for(std::uint32_t n_slots) const;
+  [[nodiscard]] std::uint64_t bytes() const {
+    return n_slots() == 0 ? 0 : bytes_for(n_slots());
+  }  // that it has
   Status allocate(std::uint32_t n_slots);
   [[nodiscard]] std::uint32_t n_slots() const {
     return n_slots_.load(std::memory_order_acquire);

@@ -25,6 +25,7 @@ class SpillDaemonTest : public GpuDaemonTest {
     config.gpu.mode = mode;
     config.gpu.slots = {.kind = SlotsSpec::Kind::kCount, .value = static_cast<double>(device_slots)};
     config.gpu.keep_free = 0;
+    config.gpu.bytes = gpu_bytes_;
     config.max_models = max_models_;
     auto daemon = Daemon::start(config);
     ASSERT_TRUE(daemon) << daemon.error().text;
@@ -45,6 +46,8 @@ class SpillDaemonTest : public GpuDaemonTest {
     }
     return out;
   }
+
+  std::uint64_t gpu_bytes_ = 0;
 };
 
 class SpillClient {
@@ -400,6 +403,38 @@ TEST_F(SpillDaemonTest, AnExpertIsInVramOrInRamAndBothTogetherCanHoldAll) {
   const std::uint64_t read = report().bytes_read;
   EXPECT_EQ(client.tokens(1, 400, 0).wrong, 0u);
   EXPECT_EQ(report().bytes_read, read) << "nothing is read from disk any more: what comes down is waited for";
+}
+
+TEST_F(SpillDaemonTest, ModelsThatSpillAndModelsThatDoNotShareWhatAGpuMayHold) {
+  gpu_bytes_ = 40u << 20;  // enough for either
+  for (const bool spill_first : {true, false}) {
+    SCOPED_TRACE(spill_first);
+    daemon_.reset();
+    start_spill(GpuMode::kAuto);
+    SpillClient spills(folder_, model_);
+    GpuClient covered(folder_, model_);
+    const auto bytes = [this](bool of_spill) {
+      std::uint64_t sum = 0;
+      for (const ModelReport& model : daemon_->models())
+        sum += model.spills == of_spill ? model.device_bytes : 0;
+      return sum;
+    };
+    const auto compute = [&](bool spill) {
+      const std::size_t wrong = spill ? spills.tokens(1, 20, 0).wrong : covered.graphs(1, 20).wrong;
+      EXPECT_EQ(wrong, 0u);
+    };
+    EXPECT_TRUE(eventually([&] {
+      compute(spill_first);
+      return bytes(spill_first) > 0;
+    }));
+    EXPECT_TRUE(eventually([&] {
+      compute(!spill_first);
+      return bytes(!spill_first) > 0 || std::ranges::any_of(daemon_->doctor(), [](const Finding& finding) {
+               return finding.text.find("gpu.bytes") != std::string::npos;
+             });
+    }));
+    EXPECT_LE(bytes(true) + bytes(false), gpu_bytes_);
+  }
 }
 
 TEST_F(SpillDaemonTest, PartsOfAllExpertsAreLoadedFromAllTiersToWhereTheFileHasThem) {

@@ -24,11 +24,13 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "daemon/ipc/daemon.h"
+#include "tests/stress/command_line.h"
 #include "tests/stress/failing_calls.h"
 #include "tests/stress/kth_call.h"
 #include "tests/support/gguf_builder.h"
@@ -268,25 +270,34 @@ void print(const Kind& kind, const Sum& sum) {
   std::fflush(stdout);
 }
 
-std::uint64_t number_after(int argc, char** argv, std::string_view flag, std::uint64_t fallback) {
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (argv[i] == flag) return std::strtoull(argv[i + 1], nullptr, 10);
-  }
-  return fallback;
+struct Options {
+  std::vector<std::string> kinds;
+  std::uint64_t first = 1, last = 1000, step = 1;
+  bool is_canary = false;
+};
+
+std::optional<int> parse(int argc, char** argv, Options* options) {
+  for (const Kind& kind : kKinds) options->kinds.emplace_back(kind.name);
+  CLI::App app{"Has every k-th call of a kind fail, for each k in turn: no lane may read a wrong byte.",
+               "kth_call"};
+  const CLI::Range range(std::uint64_t{1}, std::uint64_t{1'000'000});
+  app.add_option("--kinds", options->kinds, "pread, uring, map, new, cuda (all)")
+      ->delimiter(',')
+      ->check(CLI::IsMember(options->kinds))
+      ->type_name("LIST");
+  app.add_option("--first", options->first, "k begins with (1)")->check(range)->type_name("K");
+  app.add_option("--last", options->last, "k ends with (1000)")->check(range)->type_name("K");
+  app.add_option("--step", options->step, "from k to k (1)")->check(range)->type_name("N");
+  app.add_flag("--canary", options->is_canary,
+               "each k-th read of a file brings one wrong byte, which the comparison must see");
+  const std::optional<int> ends = parse_or_end(app, argc, argv);
+  if (options->is_canary) options->kinds = {"pread"};
+  return ends;
 }
 
 int main_of(int argc, char** argv) {
-  std::string kinds = "pread,uring,map,new,cuda";
-  bool is_canary = false;
-  for (int i = 1; i < argc; ++i) {
-    if (std::string_view(argv[i]) == "--kinds" && i + 1 < argc) kinds = argv[i + 1];
-    if (std::string_view(argv[i]) == "--canary") is_canary = true;
-  }
-  if (is_canary) kinds = "pread";
-  const std::uint64_t first = number_after(argc, argv, "--first", 1);
-  const std::uint64_t last = number_after(argc, argv, "--last", 1000);
-  const std::uint64_t step = number_after(argc, argv, "--step", 1);
-
+  Options options;
+  if (const std::optional<int> ends = parse(argc, argv, &options)) return *ends;
   char name[] = "/tmp/moecached-kth-call-XXXXXX";
   if (::mkdtemp(name) == nullptr) return 2;
   folder = name;
@@ -302,7 +313,7 @@ int main_of(int argc, char** argv) {
   std::printf("%-6s %6s %6s %9s %10s %8s %9s %9s %8s %6s %6s %6s\n", "kind", "runs", "met", "failed",
               "experts", "wrong", "served", "fallback", "errors", "ended", "abort", "hang");
   for (const Kind& kind : kKinds) {
-    if (("," + kinds + ",").find(std::string(",") + kind.name + ",") == std::string::npos) continue;
+    if (std::ranges::find(options.kinds, kind.name) == options.kinds.end()) continue;
     const bool is_gpus = std::string_view(kind.name) == "cuda";
     if (is_gpus && !has_gpu_runs()) continue;
     // On a GPU each part has chunks of 2 MiB of its own, which a driver of host memory fills: few, so that a
@@ -314,22 +325,23 @@ int main_of(int argc, char** argv) {
             .bytes;
     write_file(model, file);
     Sum sum;
-    for (std::uint64_t k = first; k <= last; k += step) {
+    for (std::uint64_t k = options.first; k <= options.last; k += options.step) {
       if (sum.runs > 0 && sum.runs % kRunsARow == 0) print(kind, sum);  // so far
       for (const bool each : {false, true}) {
-        if (is_canary && !each) continue;
-        run(kind, {.kind = kind.calls, .k = k, .each = each, .spoils = is_canary}, &sum);
+        if (options.is_canary && !each) continue;
+        run(kind, {.kind = kind.calls, .k = k, .each = each, .spoils = options.is_canary}, &sum);
       }
     }
     print(kind, sum);
     const Tally& t = sum.tally;
     const bool is_kept = t.wrong == 0 && sum.hung == 0 && sum.aborted == 0 && t.errors_without_words == 0 &&
                          sum.met > 0 && t.compared > 0;
-    is_good = is_good && (is_canary ? t.wrong > 0 : is_kept);
+    is_good = is_good && (options.is_canary ? t.wrong > 0 : is_kept);
   }
   std::filesystem::remove_all(folder);
-  std::printf("%s\n", is_canary ? (is_good ? "the comparison sees wrong bytes" : "the comparison is blind")
-                                : (is_good ? "kept" : "broken"));
+  std::printf("%s\n", options.is_canary
+                          ? (is_good ? "the comparison sees wrong bytes" : "the comparison is blind")
+                          : (is_good ? "kept" : "broken"));
   return is_good ? 0 : 1;
 }
 

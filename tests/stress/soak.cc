@@ -24,12 +24,14 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include "tests/stress/command_line.h"
 #include "tests/support/gguf_builder.h"
 
 namespace moecached::test {
@@ -242,23 +244,33 @@ bool is_flat(const char* who, const std::vector<Sample>& samples) {
   return flat;
 }
 
-std::string text_after(int argc, char** argv, std::string_view flag, const char* fallback) {
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (argv[i] == flag) return argv[i + 1];
-  }
-  return fallback;
+struct Options {
+  std::string daemon, ctl;
+  std::uint64_t decisions = 1'000'000'000;
+  int threads = 2;
+};
+
+std::optional<int> parse(int argc, char** argv, Options* options) {
+  CLI::App app{"Keeps a daemon under load: memory and descriptors must be flat, and no byte wrong.", "soak"};
+  app.add_option("--daemon", options->daemon, "moecached")
+      ->required()
+      ->check(CLI::ExistingFile)
+      ->type_name("PATH");
+  app.add_option("--ctl", options->ctl, "moecachectl")
+      ->required()
+      ->check(CLI::ExistingFile)
+      ->type_name("PATH");
+  app.add_option("--decisions", options->decisions, "resolves of a token in a layer (1000000000)")
+      ->check(CLI::Range(kSamples * kCountEach, std::uint64_t{1'000'000'000'000}))
+      ->type_name("N");
+  app.add_option("--threads", options->threads, "that decode (2)")->check(CLI::Range(1, 64))->type_name("N");
+  return parse_or_end(app, argc, argv);
 }
 
 int run(int argc, char** argv) {
-  const std::string daemon_path = text_after(argc, argv, "--daemon", ""),
-                    ctl = text_after(argc, argv, "--ctl", "");
-  const std::uint64_t goal =
-      std::strtoull(text_after(argc, argv, "--decisions", "1000000000").c_str(), nullptr, 10);
-  const int n_threads = std::atoi(text_after(argc, argv, "--threads", "2").c_str());
-  if (daemon_path.empty() || ctl.empty() || goal < kSamples * kCountEach || n_threads < 1) {
-    std::fprintf(stderr, "usage: soak --daemon PATH --ctl PATH [--decisions N] [--threads N]\n");
-    return 2;
-  }
+  Options options;
+  if (const std::optional<int> ends = parse(argc, argv, &options)) return *ends;
+  const std::uint64_t goal = options.decisions;
   char name[] = "/tmp/moecached-soak-XXXXXX";
   if (::mkdtemp(name) == nullptr) return 2;
   const std::filesystem::path folder = name;
@@ -275,7 +287,7 @@ int run(int argc, char** argv) {
     models[i].hot_first = static_cast<std::uint32_t>(i) * kHot;
   }
   const std::string socket = folder / "handle.sock", control = folder / "control.sock";
-  const pid_t daemon = start({daemon_path, "--directory", folder, "--slots", "16", "--pool-bytes", "16MiB",
+  const pid_t daemon = start({options.daemon, "--directory", folder, "--slots", "16", "--pool-bytes", "16MiB",
                               "--gpu-devices", "none", "--scrub-period", "10s", "--log-level", "warning"},
                              false);
   for (int i = 0; i < 2000 && ::access(control.c_str(), F_OK) != 0; ++i)
@@ -285,7 +297,7 @@ int run(int argc, char** argv) {
   threads.emplace_back(run_visitors, socket, std::cref(models[2]));
   // Theirs is model 1 then, and the next number each time that it is opened anew.
   while (sessions < 2 && failures == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  for (int i = 0; i < n_threads; ++i) {
+  for (int i = 0; i < options.threads; ++i) {
     const auto first = static_cast<std::size_t>(i) % 2;
     threads.emplace_back([&, first, i] {
       run_lane(socket, {&models[first], &models[1 - first]}, static_cast<unsigned>(i));
@@ -305,12 +317,14 @@ int run(int argc, char** argv) {
       steered = now;
       int status = 0;
       ::waitpid(
-          start({ctl, "--socket", control, "policy", "set", kPolicies[n_swaps++ % kPolicies.size()]}, true),
+          start({options.ctl, "--socket", control, "policy", "set", kPolicies[n_swaps++ % kPolicies.size()]},
+                true),
           &status, 0);
       if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) ++failures;
       // The visitors' model, unless one is there just now.
       ::waitpid(
-          start({ctl, "--socket", control, "drop", std::to_string(n_drops == 0 ? 1 : 3 + n_drops)}, true),
+          start({options.ctl, "--socket", control, "drop", std::to_string(n_drops == 0 ? 1 : 3 + n_drops)},
+                true),
           &status, 0);
       if (WIFEXITED(status) && WEXITSTATUS(status) == 0) ++n_drops;
     }

@@ -5,15 +5,17 @@
 // from the file beforehand. Routing is skewed and its favourites wander, so that there is something to
 // promote.
 //
-//   gpu_stress [--socket PATH] [--seconds N] [--lanes N] [--layers N] [--delay-us N] [--device N] [--twin]
-//              [--flip] [MODEL.gguf ...]
+//   gpu_stress [--socket PATH] [--seconds N | --decisions N] [--lanes N] [--layers N] [--delay-us N]
+//              [--device N] [--twin] [--flip] [MODEL.gguf ...]
 //
+// --decisions: where it ends, in place of a time; one is a token in a layer. The GPU's memory in use must be
+// in the last quarter of the time what it was in the second: nothing else may start on the GPU meanwhile.
 // --device: CUDA's number of the GPU. --twin: the daemon and this program have a driver that shows the GPU
 // twice (tests/support/one_gpu_twice), and this is the second one. --layers: of one epoch. --delay-us:
 // longest pause between look-up and read. --flip: spoils one expectation of each layer, to show that a wrong
 // byte is found. MODEL: else $MOECACHED_STRESS_MODEL; shards in order. After the daemon's death it goes on
-// with the last table and moves to the next daemon when there is one. Exit status: 0, 1 wrong bytes or an
-// error, 77 no GPU or no model (skipped).
+// with the last table and moves to the next daemon when there is one. Exit status: 0, 1 wrong bytes, memory
+// that grows or an error, 77 no GPU or no model (skipped).
 #include <cuda_runtime.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -21,6 +23,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -38,7 +41,8 @@ constexpr int kPartsMax = 8;
 constexpr int kThreads = 256;
 constexpr int kReportsMax = 16;
 constexpr std::uint32_t kPrefillTokens = 32;
-constexpr std::uint32_t kInFlight = 2;  // epochs of a lane that are launched and not done
+constexpr std::uint32_t kInFlight = 2;     // epochs of a lane that are launched and not done
+constexpr std::size_t kGrowthMaxMib = 32;  // of the GPU's memory in use
 
 using Word = unsigned long long;
 
@@ -199,6 +203,7 @@ __global__ void read_slots(EpochShape shape, const LayerView* layers, const int*
 struct Options {
   const char* socket = nullptr;
   double seconds = 10;
+  Word decisions = 0;  // to end at; 0: seconds count
   std::uint32_t lanes = 3;
   std::uint32_t layers = 8;
   std::uint32_t delay_us = 100;
@@ -217,7 +222,7 @@ struct Stress {
   Counters* counters = nullptr;               // device
   std::atomic<bool> stop{false}, pause{false};
   std::atomic<std::uint32_t> n_paused{0}, n_running{0};
-  std::atomic<Word> epochs{0};
+  std::atomic<Word> epochs{0}, decisions{0};
 };
 
 std::vector<LayerView> take_views(const Stress& stress) {
@@ -414,6 +419,7 @@ void run_lane(Stress& stress, std::uint32_t index) {
     submit.n_tokens = shape.n_tokens;
     submit.is_prefill = prefill ? 1 : 0;
     if (moecached_gpu_lane_submit(lane, &submit) != MOECACHED_OK) die("submit");
+    stress.decisions += Word{shape.n_tokens} * rows;
   }
   CUDA_OK(cudaStreamSynchronize(stream));
   moecached_gpu_lane_close(lane);
@@ -428,6 +434,26 @@ void reconnect(Stress& stress) {
   const moecached_status status = moecached_session_reconnect(stress.session);
   std::printf("daemon gone: %s\n", status == MOECACHED_OK ? "moved to the next one" : moecached_last_error());
   stress.pause = false;
+}
+
+std::size_t device_mib_in_use() {
+  std::size_t free = 0, total = 0;
+  CUDA_OK(cudaMemGetInfo(&free, &total));
+  return (total - free) >> 20;
+}
+
+bool is_flat(const std::vector<std::size_t>& mib_in_use) {
+  const auto most = [&mib_in_use](std::size_t quarter) {
+    const std::size_t first = mib_in_use.size() * quarter / 4, last = mib_in_use.size() * (quarter + 1) / 4;
+    return first == last ? 0
+                         : *std::max_element(mib_in_use.begin() + static_cast<std::ptrdiff_t>(first),
+                                             mib_in_use.begin() + static_cast<std::ptrdiff_t>(last));
+  };
+  const std::size_t before = most(1), after = most(3);
+  const bool flat = after <= before + kGrowthMaxMib;
+  std::printf("device memory in use: second quarter %zu MiB, last quarter %zu MiB: %s\n", before, after,
+              flat ? "flat" : "grows");
+  return flat;
 }
 
 bool parse(int argc, char** argv, Options* options) {
@@ -450,6 +476,8 @@ bool parse(int argc, char** argv, Options* options) {
       options->socket = argv[i];
     else if (word == "--seconds")
       options->seconds = std::atof(argv[i]);
+    else if (word == "--decisions")
+      options->decisions = std::strtoull(argv[i], nullptr, 10);
     else if (word == "--lanes")
       options->lanes = static_cast<std::uint32_t>(std::atoi(argv[i]));
     else if (word == "--layers")
@@ -498,17 +526,21 @@ int main(int argc, char** argv) {
   CUDA_OK(cudaMalloc(&stress.counters, sizeof(Counters)));
   CUDA_OK(cudaMemset(stress.counters, 0, sizeof(Counters)));
   take_expectations(stress);
-  std::printf("%s: %u layers, up to %u experts, top %u; %u lanes for %.0f s\n", properties.name,
-              stress.n_layers, stress.n_experts_max, stress.top_k, stress.options.lanes,
-              stress.options.seconds);
+  const Word goal = stress.options.decisions;
+  const std::string until = goal > 0 ? std::to_string(goal) + " decisions"
+                                     : std::to_string(std::lround(stress.options.seconds)) + " s";
+  std::printf("%s: %u layers, up to %u experts, top %u; %u lanes for %s\n", properties.name, stress.n_layers,
+              stress.n_experts_max, stress.top_k, stress.options.lanes, until.c_str());
 
   std::vector<std::thread> threads;
   stress.n_running = stress.options.lanes;
   for (std::uint32_t i = 0; i < stress.options.lanes; ++i)
     threads.emplace_back(run_lane, std::ref(stress), i);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(stress.options.seconds);
-  while (std::chrono::steady_clock::now() < end) {
+  std::vector<std::size_t> mib_in_use;
+  while (goal > 0 ? stress.decisions < goal : std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    mib_in_use.push_back(device_mib_in_use());
     if (moecached_session_connected(stress.session) == 0) reconnect(stress);
   }
   stress.stop = true;
@@ -523,10 +555,13 @@ int main(int argc, char** argv) {
                 report.lane, report.epoch, report.layer, report.expert, report.part, report.slot, report.got,
                 report.want);
   }
-  std::printf("epochs %llu slot_reads %llu device %llu host %llu fetched %llu bad_slots %llu wrong %llu\n",
-              stress.epochs.load(), seen.slot_reads, seen.device_reads, seen.host_reads, seen.fetched_reads,
-              seen.bad_slots, seen.wrong);
+  const bool flat = is_flat(mib_in_use);
+  std::printf(
+      "decisions %llu epochs %llu slot_reads %llu device %llu host %llu fetched %llu bad_slots %llu wrong "
+      "%llu\n",
+      stress.decisions.load(), stress.epochs.load(), seen.slot_reads, seen.device_reads, seen.host_reads,
+      seen.fetched_reads, seen.bad_slots, seen.wrong);
   moecached_gpu_model_close(stress.model);
   moecached_session_close(stress.session);
-  return seen.wrong == 0 && seen.slot_reads > 0 ? 0 : 1;
+  return seen.wrong == 0 && seen.slot_reads > 0 && flat ? 0 : 1;
 }

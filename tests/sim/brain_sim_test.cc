@@ -142,7 +142,7 @@ TEST_F(BrainSimulation, HoldsUnderEveryMixtureOfFaultsAndMeetsEachOfThem) {
               static_cast<unsigned long long>(sum.grants), static_cast<unsigned long long>(sum.evictions),
               static_cast<unsigned long long>(sum.leases_queued),
               static_cast<unsigned long long>(sum.promotions));
-  if (seeds.n < 500) return;  // too few to meet everything
+  if (seeds.n < SeedRange{}.n) return;  // too few to meet everything often
   const std::pair<const char*, std::uint64_t> met[] = {
       {"epochs", sum.epochs},
       {"grants", sum.grants},

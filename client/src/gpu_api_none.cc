@@ -74,7 +74,8 @@ moecached_status moecached_spill_load_part(moecached_spill_lane*, uint32_t, uint
 }
 void moecached_spill_end(moecached_spill_lane*) {}
 moecached_status moecached_spill_waits_reserve(moecached_spill_lane*, uint32_t) { return no_cuda(); }
-moecached_status moecached_spill_waits_begin(moecached_spill_lane*, const uint32_t*, size_t, uint32_t) {
+moecached_status moecached_spill_waits_begin(moecached_spill_lane*, const uint32_t*, size_t, uint32_t,
+                                            uint32_t) {
   return no_cuda();
 }
 moecached_status moecached_spill_wait_enqueue(moecached_spill_lane*, const moecached_spill_wait*) {

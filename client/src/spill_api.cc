@@ -127,13 +127,13 @@ moecached_status moecached_spill_waits_reserve(moecached_spill_lane* lane, uint3
 }
 
 moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const uint32_t* layers, size_t n,
-                                             uint32_t n_ids) {
+                                             uint32_t n_ids, uint32_t n_ids_of_token) {
   if (lane == nullptr || (layers == nullptr && n > 0)) return null_argument("lane or layers");
   return guarded([&] {
     if (lane->waits == nullptr) return fail(MOECACHED_E_ARGUMENT, "no room was reserved for waits");
     if (!lane->lane->is_connected()) return fail(MOECACHED_E_UNAVAILABLE, "the daemon is gone");
     if (const auto status = lane->refresh()) return status;
-    return lane->waits->begin({layers, n}, n_ids);
+    return lane->waits->begin({layers, n}, {n_ids, n_ids_of_token});
   });
 }
 

@@ -193,6 +193,7 @@ moecached_status SpillDevice::map_arrays(Connection* connection, std::uint32_t n
       if (const auto status = map_array(next++, std::move(fd))) return status;
     }
   }
+  has_scratch_ = true;
   return MOECACHED_OK;
 }
 
@@ -252,6 +253,7 @@ moecached_status SpillDevice::map_array(std::size_t index, UniqueFd memory) {
 }
 
 void SpillDevice::unmap_arrays() noexcept {
+  has_scratch_ = false;
   for (const Array& array : arrays_) {
     if (array.device_bytes > 0) cuda().cuMemUnmap(array.address, array.device_bytes);
     if (array.scratch_bytes > 0) cuda().cuMemUnmap(array.address + array.scratch_at, array.scratch_bytes);
@@ -355,6 +357,7 @@ moecached_status SpillDevice::resolve(std::uint32_t layer, const Lane::IdMatrix&
 }
 
 moecached_status SpillDevice::can_be_waited_for() const {
+  if (!has_scratch_) return fail(MOECACHED_E_UNAVAILABLE, "there is no device memory for scratch slots");
   if (window_addresses_.empty())
     return fail(MOECACHED_E_UNAVAILABLE, "the RAM slots cannot be page-locked, so no kernel reads them");
   for (const LayerLayout& layer : layout().layers) {
@@ -378,12 +381,16 @@ SpillDevice::PartPlace SpillDevice::part_place(std::uint32_t layer, std::uint32_
   return {window_of(facts, part), facts.parts[part].expert_bytes, facts.parts[part].slot_offset};
 }
 
-moecached_status SpillDevice::place(std::uint32_t layer, std::span<const std::int32_t> ids,
+moecached_status SpillDevice::place(std::uint32_t layer, std::span<const std::int32_t> ids, std::size_t rows,
                                     const Bounce& bounce, std::span<Place> out) {
   const LayerLayout& facts = layout().layers[layer];
   const std::uint64_t stride = facts.layer.slot_stride;
   slots_.resize(ids.size());
-  auto status = lane_.resolve(layer, Lane::IdMatrix{ids.data(), 1, ids.size(), 0}, slots_.data());
+  if (rows == 0 || ids.size() % rows != 0)
+    return fail(MOECACHED_E_ARGUMENT, "%zu ids of %zu tokens", ids.size(), rows);
+  const std::size_t columns = ids.size() / rows;
+  auto status = lane_.resolve(
+      layer, Lane::IdMatrix{ids.data(), rows, columns, columns * sizeof(std::int32_t)}, slots_.data());
   const bool reads_alone = status == MOECACHED_E_TOO_MANY;
   if (status != MOECACHED_OK && !reads_alone) return status;
   // Alone, an expert's id stands for its slot: each comes into a scratch slot.

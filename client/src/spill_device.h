@@ -8,10 +8,11 @@
 // A layer's window begins at its own device slot 0 and reaches to the end of the scratch slots, so one tensor
 // covers both. All layers of a slot class share the array's scratch slots: they are computed one after the
 // other. Copies come from the RAM slots of the daemon and the stream buffer, page-locked, on a stream of the
-// lane's own.
+// lane's own; or, where a graph waits (spill_waits.h), by a kernel in the graph.
 //
-// Thread: the lane's; refresh() and open() under the session's lock. Memory: owns addresses, scratch memory,
-// stream and events. The mapping of the model must outlive it, or be told of with refresh().
+// Thread: the lane's, and for place() the one that answers waits; refresh() and open() under the session's
+// lock. Memory: owns addresses, scratch memory, stream and events. The mapping of the model must outlive it,
+// or be told of with refresh().
 #pragma once
 
 #include <cuda.h>
@@ -71,8 +72,9 @@ class SpillDevice {
   };
   // Resolves the layer's experts. What is in no page-locked slot (read here, as the daemon is gone or cannot
   // lease as many) is copied into `bounce`, which the layer's kernels may read until the next call.
+  // rows: tokens that the ids are of, in equal parts.
   [[nodiscard]] moecached_status place(std::uint32_t layer, std::span<const std::int32_t> ids,
-                                       const Bounce& bounce, std::span<Place> out);
+                                       std::size_t rows, const Bounce& bounce, std::span<Place> out);
   // MOECACHED_E_UNAVAILABLE, with the reason, where place() or its kernel could not do their work.
   [[nodiscard]] moecached_status can_be_waited_for() const;
   [[nodiscard]] PartPlace part_place(std::uint32_t layer, std::uint32_t part) const;
@@ -128,6 +130,7 @@ class SpillDevice {
   std::vector<Array> arrays_;
   std::vector<std::uint32_t> scratch_first_;  // of each array's class, slot ids of the array
   std::uint32_t n_scratch_ = 0;
+  bool has_scratch_ = false;  // all arrays are mapped
   std::uint32_t n_device_slots_ = 0;
   bool has_slots_ = false;  // the daemon's arrays are mapped
   std::uint64_t generation_ = 1;

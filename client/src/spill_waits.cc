@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <system_error>
 
@@ -37,6 +38,8 @@ moecached_status page_locked(const std::shared_ptr<CudaContext>& context, std::u
   *memory =
       Mapping(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), bytes);
   if (!memory->valid()) return fail(MOECACHED_E_SYSTEM, "no memory for waits on the GPU");
+  // After a fork a write here would go to a copy, and the GPU go on looking at the page of before.
+  ::madvise(memory->data(), bytes, MADV_DONTFORK);
   constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
   if (const auto status = HostRegistration::open(context, *memory, kFlags, pin)) return status;
   return check_cuda(cuda().cuMemHostGetDevicePointer_v2(address, memory->data(), 0), "reach pinned memory");
@@ -78,11 +81,16 @@ moecached_status SpillWaits::open(SpillDevice& device, std::unique_ptr<SpillWait
   if (const auto status = waits->load_kernels()) return status;
   if (const auto status = waits->allocate()) return status;
   if (const auto status = waits->try_out()) return status;
+  // Signals of the host are for its own threads.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     waits->thread_ = std::thread([raw = waits.get()] { raw->run(); });
   } catch (const std::system_error&) {
-    return fail(MOECACHED_E_SYSTEM, "no thread to answer a waiting GPU");
   }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!waits->thread_.joinable()) return fail(MOECACHED_E_SYSTEM, "no thread to answer a waiting GPU");
   ::pthread_setname_np(waits->thread_.native_handle(), "moecached-wait");
   *out = std::move(waits);
   return MOECACHED_OK;
@@ -129,7 +137,12 @@ moecached_status SpillWaits::try_out() {
   store_release(&first.answered, 1u);
   n_ids_max_ = 1;
   if (const auto status =
-          check_cuda(cuda().cuMemsetD32_v2(taken_, 0, kIdsMax * sizeof(SpillDevice::Place) / 4), "clear"))
+          check_cuda(cuda().cuMemsetD32_v2(taken_, 0, kIdsMax * sizeof(SpillDevice::Place) / 4),
+                     "clear what is taken")) {
+    return status;
+  }
+  // It may end after the call, and the lane's stream does not wait for the default one.
+  if (const auto status = check_cuda(cuda().cuStreamSynchronize(nullptr), "clear what is taken"))
     return status;
   const CUdeviceptr ids = taken_, slots = taken_ + kIdsMax * sizeof(SpillDevice::Place);
   if (const auto status = enqueue({device_.stream(), ids, slots, 1, 0})) return status;
@@ -142,8 +155,8 @@ moecached_status SpillWaits::try_out() {
 }
 
 moecached_status SpillWaits::reserve(std::uint32_t n_ids) {
-  if (n_ids <= n_ids_max_) return MOECACHED_OK;
-  const std::uint64_t bytes = n_ids * device_.record_bytes_max();
+  const std::uint64_t bytes = n_ids * device_.record_bytes_max();  // of today's daemon
+  if (n_ids <= n_ids_max_ && bytes <= bounce_.bytes()) return MOECACHED_OK;
   if (n_ids > std::min(kIdsMax, device_.n_scratch()) ||
       (bytes > kBounceBytes && n_ids > device_.n_expert_used()))
     return fail(MOECACHED_E_TOO_MANY, "%u experts of a layer are more than can be waited for at once", n_ids);
@@ -157,7 +170,11 @@ moecached_status SpillWaits::reserve(std::uint32_t n_ids) {
   return MOECACHED_OK;
 }
 
-moecached_status SpillWaits::begin(std::span<const std::uint32_t> layers, std::uint32_t n_ids) {
+moecached_status SpillWaits::begin(std::span<const std::uint32_t> layers, Width width) {
+  // Again: the lane may have moved to another daemon since it was looked.
+  if (const auto status = device_.can_be_waited_for()) return status;
+  if (const auto status = reserve(width.n_ids)) return status;
+  const std::uint32_t n_ids = width.n_ids;
   for (const std::uint32_t layer : layers) {
     if (layer >= n_layers_)
       return fail(MOECACHED_E_ARGUMENT, "the model has %u MoE layers, there is none with index %u", n_layers_,
@@ -171,6 +188,7 @@ moecached_status SpillWaits::begin(std::span<const std::uint32_t> layers, std::u
     store_relaxed(&clean.answered, 0u);
   }
   layers_.assign(layers.begin(), layers.end());
+  n_ids_of_token_ = std::max(width.n_ids_of_token, 1u);
   failed_ = MOECACHED_OK;
   over_.store(false, std::memory_order_relaxed);
   begun_.fetch_add(1, std::memory_order_release);
@@ -231,8 +249,16 @@ void SpillWaits::run() noexcept {
     if (stop_.load(std::memory_order_relaxed)) return;
     ++seen;
     for (const std::uint32_t layer : layers_) {
-      if (!wait_for_ask(box(layer))) break;
-      answer(layer);
+      if (wait_for_ask(box(layer))) {
+        answer(layer);
+        continue;
+      }
+      // What was computed did not use this thread's answers, so it used something else.
+      if (failed_ == MOECACHED_OK) {
+        failed_ = MOECACHED_E_SYSTEM;
+        failure_ = "the graph has not asked for all its layers";
+      }
+      break;
     }
     answered_.store(seen, std::memory_order_release);
     answered_.notify_one();
@@ -267,9 +293,11 @@ void SpillWaits::answer(std::uint32_t layer) {
   if (failed_ == MOECACHED_OK) {
     try {
       ids_.resize(n);
+      // Another number of them than was told: taken for one token's.
+      const std::size_t n_tokens = n % n_ids_of_token_ == 0 ? n / n_ids_of_token_ : 1;
       for (std::uint32_t i = 0; i < n; ++i)
         ids_[i] = static_cast<std::int32_t>(load_relaxed(&asked.ids[i]) - 1);
-      failed_ = device_.place(layer, ids_, {bounce_.data(), bounce_address_}, places);
+      failed_ = device_.place(layer, ids_, n_tokens, {bounce_.data(), bounce_address_}, places);
       if (failed_ != MOECACHED_OK) failure_ = last_error();
     } catch (const std::exception&) {
       failed_ = MOECACHED_E_SYSTEM;

@@ -2,8 +2,9 @@
 // and its stream waits for the answer. A thread of this class looks at what is asked and answers as
 // SpillDevice::place says.
 //
-//   GPU:   ask -------> box: n, ids          | stream waits | take -> bring: RAM -> scratch slots | the
-//   layer's kernels CPU:        sees n, resolves -> places, answered = 1
+//   GPU:  ask                | stream waits |  take, bring: RAM -> scratch slots | the layer's kernels
+//           \ box: n, ids    |              /
+//   CPU:     sees n, resolves -> places, answered = 1
 //
 // Why: a graph that is cut costs a synchronisation and a launch at each layer, 16 to 20 us on an H200,
 // this 7. The stream waits for a word in memory, not a kernel: the GPU is free for others meanwhile. The
@@ -11,7 +12,7 @@
 // lock of the driver until the GPU goes on.
 //
 // An answer ends the epoch before and begins the next, as a cut does: when a layer asks, what came before it
-// is computed.
+// is computed. What a layer reads stays until the next one asks, or the graph ends.
 //
 // Thread: the lane's, but for the answering one between begin() and end(). Memory: boxes and room for experts
 // that come from no pinned slot, page-locked; the answer in device memory.
@@ -48,12 +49,18 @@ class SpillWaits {
   // is under way.
   [[nodiscard]] moecached_status reserve(std::uint32_t n_ids);
 
-  // The layers that the graph launched next asks for, each once, in this order, and how many ids each at
-  // most. MOECACHED_E_TOO_MANY: more than could be leased together.
-  [[nodiscard]] moecached_status begin(std::span<const std::uint32_t> layers, std::uint32_t n_ids);
+  // The layers that the graph launched next asks for, each once, in this order; the ids of each at most, and
+  // of each token. MOECACHED_E_TOO_MANY: more than could be leased together; MOECACHED_E_UNAVAILABLE: the
+  // daemon's memory of now cannot be waited for.
+  struct Width {
+    std::uint32_t n_ids = 0;
+    std::uint32_t n_ids_of_token = 0;
+  };
+  [[nodiscard]] moecached_status begin(std::span<const std::uint32_t> layers, Width width);
   // On the stream of the graph, which may be capturing. Makes no other call than launches.
   [[nodiscard]] moecached_status enqueue(const moecached_spill_wait& request) const;
-  // REQUIRES: the graph is computed, or was never launched. The first failure of an answer.
+  // REQUIRES: the graph is computed, or was never launched. The first failure of an answer; a layer that has
+  // not asked is one.
   [[nodiscard]] moecached_status end();
 
  private:
@@ -79,6 +86,7 @@ class SpillWaits {
   std::uint32_t n_ids_max_ = 0;  // what there is room for
 
   std::thread thread_;
+  std::uint32_t n_ids_of_token_ = 0;        // of the graph under way
   std::vector<std::uint32_t> layers_;       // of the graph under way
   std::vector<std::int32_t> ids_;           // of the answering thread, as all below until `answered_`
   moecached_status failed_ = MOECACHED_OK;  // the first one

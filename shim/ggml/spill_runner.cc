@@ -177,11 +177,15 @@ bool SpillRunner::find(Plan& plan, const ggml_cgraph& graph) {
     }
     plan.cuts.back().operations.push_back({node, source, node->src[source], ids, tensor, i});
   }
-  bool one_lane = true;
-  for (const Cut& cut : plan.cuts) one_lane = one_lane && cut.lane == plan.cuts.front().lane;
-  plan.may_wait = one_lane && SpillWaitPlan::is_possible(plan.waiting_layers());
+  bool is_one = true;
+  for (const Cut& cut : plan.cuts) {
+    is_one = is_one && cut.lane == plan.cuts.front().lane && cut.ids->ne[0] == plan.cuts.front().ids->ne[0];
+  }
+  plan.may_wait = is_one && SpillWaitPlan::is_possible(plan.waiting_layers());
   return true;
 }
+
+uint32_t SpillRunner::Plan::n_ids_of_token() const { return static_cast<uint32_t>(cuts.front().ids->ne[0]); }
 
 uint32_t SpillRunner::Plan::n_ids_max() const {
   int64_t n_ids = 0;
@@ -394,19 +398,27 @@ bool SpillRunner::can_wait(const Plan& plan) {
   return false;
 }
 
+// Also clears the slots: those of other windows may be none of these.
+void SpillRunner::write_identity(Lane& lane) {
+  const SpillWaitPlan::Memory memory = {lane.waits.memory, reinterpret_cast<uint64_t>(lane.waits.address()),
+                                        0};
+  memory.buffer->iface.clear(memory.buffer, 0);
+  std::vector<int32_t> identity(SpillWaitPlan::kExpertsMax);
+  std::iota(identity.begin(), identity.end(), 0);
+  ggml_tensor table = {};
+  table.type = GGML_TYPE_I32;
+  table.buffer = memory.buffer;
+  table.data = reinterpret_cast<void*>(memory.identity());
+  memory.buffer->iface.set_tensor(memory.buffer, &table, identity.data(), 0,
+                                  identity.size() * sizeof(int32_t));
+}
+
 // Memory for what waits write, and a trial: stock must copy ids in the way that we can replace.
 bool SpillRunner::prepare_waits(Lane& lane, const Plan& plan) {
   if (!grow(lane.waits, SpillWaitPlan::Memory::kBytes, "waits on the GPU")) return false;
   const SpillWaitPlan::Memory memory = {lane.waits.memory, reinterpret_cast<uint64_t>(lane.waits.address()),
                                         0};
-  std::vector<int32_t> identity(SpillWaitPlan::kExpertsMax);
-  std::iota(identity.begin(), identity.end(), 0);
-  ggml_tensor table = {};
-  table.type = GGML_TYPE_I32;
-  table.buffer = lane.waits.memory;
-  table.data = reinterpret_cast<void*>(memory.identity());
-  lane.waits.memory->iface.set_tensor(lane.waits.memory, &table, identity.data(), 0,
-                                      identity.size() * sizeof(int32_t));
+  write_identity(lane);
   ggml_tensor ids = {}, copy = {};
   ids.type = GGML_TYPE_I32;
   ids.buffer = lane.waits.memory;
@@ -442,8 +454,8 @@ ggml_status SpillRunner::run_waiting(Plan& plan) {
   Lane& lane = *plan.cuts.front().lane;
   layers_.clear();
   for (const Cut& cut : plan.cuts) layers_.push_back(cut.layer);
-  const moecached_status begun =
-      moecached_spill_waits_begin(lane.lane, layers_.data(), layers_.size(), plan.n_ids_max());
+  const moecached_status begun = moecached_spill_waits_begin(lane.lane, layers_.data(), layers_.size(),
+                                                             plan.n_ids_max(), plan.n_ids_of_token());
   if (begun == MOECACHED_E_UNAVAILABLE || begun == MOECACHED_E_TOO_MANY) return run(plan);
   if (begun != MOECACHED_OK) {
     say("experts cannot be used: %s", moecached_last_error());
@@ -451,6 +463,7 @@ ggml_status SpillRunner::run_waiting(Plan& plan) {
   }
   const SpillWaitPlan::Memory memory = {lane.waits.memory, reinterpret_cast<uint64_t>(lane.waits.address()),
                                         moecached_spill_lane_generation(lane.lane)};
+  if (std::exchange(lane.waits_generation, memory.generation) != memory.generation) write_identity(lane);
   bool changed = !std::exchange(plan.waited, true);
   if (!plan.waiting.is_placed(memory)) {
     plan.waiting.place(plan.graph, plan.waiting_layers(), memory, pool_);
@@ -471,9 +484,12 @@ ggml_status SpillRunner::run_waiting(Plan& plan) {
   // What failed is not copied either: ids are no slots. The slots of before are, or zeros.
   const FetchScope::Enqueue enqueue = [&](const PlannedFetch& planned, void* stream) {
     const moecached_spill_wait wait = {stream, planned.slots, planned.fetched, planned.n_ids, planned.layer};
+    // A layer that nobody is going to answer must not wait: those before it are answered first.
+    failed = failed || n_enqueued >= layers_.size() || layers_[n_enqueued] != planned.layer;
+    if (failed) return true;
     ++n_enqueued;
     if (moecached_spill_wait_enqueue(lane.lane, &wait) == MOECACHED_OK) return true;
-    if (!failed) say("no wait on the GPU: %s", moecached_last_error());
+    say("no wait on the GPU: %s", moecached_last_error());
     failed = true;
     return true;
   };
@@ -487,7 +503,7 @@ ggml_status SpillRunner::run_waiting(Plan& plan) {
     say("experts cannot be used: %s", moecached_last_error());
     status = GGML_STATUS_FAILED;
   }
-  Session::instance().counters().gpu_waits += plan.cuts.size();
+  if (status == GGML_STATUS_SUCCESS) Session::instance().counters().gpu_waits += plan.cuts.size();
   // None: stock launched what it had captured.
   if (failed || (n_enqueued != 0 && n_enqueued != plan.cuts.size())) {
     lane.refuses_waits = true;

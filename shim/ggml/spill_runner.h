@@ -68,9 +68,10 @@ class SpillRunner {
     std::map<const GpuTensor*, ggml_tensor> windows, wholes;
     std::map<IdsKey, ggml_tensor> ids;
     ggml_backend_buffer_t foreign = nullptr;
-    Buffer waits;                // SpillWaitPlan::Memory
-    uint32_t small_graphs = 0;   // that could have waited on the GPU
-    bool refuses_waits = false;  // for good
+    Buffer waits;                   // SpillWaitPlan::Memory
+    uint64_t waits_generation = 0;  // of the windows that slots there are of
+    uint32_t small_graphs = 0;      // that could have waited on the GPU
+    bool refuses_waits = false;     // for good
   };
   enum class Path : uint8_t { kNone, kSlots, kWhole };
   struct Operation {
@@ -100,6 +101,7 @@ class SpillRunner {
     SpillWaitPlan waiting;
     std::vector<SpillWaitPlan::Layer> waiting_layers() const;
     uint32_t n_ids_max() const;  // of a layer
+    uint32_t n_ids_of_token() const;
   };
 
   Plan* plan_of(const ggml_cgraph& graph);
@@ -110,6 +112,7 @@ class SpillRunner {
   ggml_status run(Plan& plan);
   static bool is_wait_wanted();
   bool can_wait(const Plan& plan);
+  static void write_identity(Lane& lane);
   bool prepare_waits(Lane& lane, const Plan& plan);
   ggml_status run_waiting(Plan& plan);
   ggml_status launch(const Plan& plan, int first, int last, bool changed);

@@ -125,7 +125,8 @@ class SpillClient {
     std::array<std::uint32_t, kLayers> layers{};
     std::iota(layers.begin(), layers.end(), 0u);
     Outcome out;
-    const moecached_status begun = moecached_spill_waits_begin(lane_, layers.data(), layers.size(), kTopK);
+    const moecached_status begun =
+        moecached_spill_waits_begin(lane_, layers.data(), layers.size(), kTopK, kTopK);
     if (begun == MOECACHED_E_UNAVAILABLE) {
       for (std::uint32_t layer = 0; layer < kLayers; ++layer) out += resolve(layer, ids[layer]);
       moecached_spill_end(lane_);
@@ -535,9 +536,11 @@ TEST_F(SpillDaemonTest, WaitsThatNeverComeEndWithTheGraph) {
   SpillClient client(folder_, model_);
   ASSERT_EQ(moecached_spill_waits_reserve(client.lane(), kTopK), MOECACHED_OK) << moecached_last_error();
   const std::uint32_t layers[] = {0, 1, 2};
-  ASSERT_EQ(moecached_spill_waits_begin(client.lane(), layers, 3, kTopK), MOECACHED_OK)
+  ASSERT_EQ(moecached_spill_waits_begin(client.lane(), layers, 3, kTopK, kTopK), MOECACHED_OK)
       << moecached_last_error();
-  EXPECT_EQ(moecached_spill_waits_end(client.lane()), MOECACHED_OK) << "its launch failed";
+  EXPECT_EQ(moecached_spill_waits_end(client.lane()), MOECACHED_E_SYSTEM) << "its launch failed";
+  EXPECT_NE(std::string(moecached_last_error()).find("has not asked"), std::string::npos)
+      << moecached_last_error();
   client.use_waits(kTopK);
   EXPECT_EQ(client.tokens(1, 20, 0).wrong, 0u);
 }
@@ -547,9 +550,9 @@ TEST_F(SpillDaemonTest, AFailureIsToldAtTheEndOfTheGraphAndEveryLayerIsAnswered)
   SpillClient client(folder_, model_);
   client.use_waits(kTopK);
   const std::uint32_t layers[] = {0, 1};
-  ASSERT_EQ(moecached_spill_waits_begin(client.lane(), layers, 2, kTopK), MOECACHED_OK)
+  ASSERT_EQ(moecached_spill_waits_begin(client.lane(), layers, 2, kTopK, kTopK), MOECACHED_OK)
       << moecached_last_error();
-  std::int32_t ids[] = {3, static_cast<std::int32_t>(kExperts)}, slots[] = {-1, -1};
+  std::int32_t ids[] = {3, -1}, slots[] = {-1, -1};
   for (const std::uint32_t layer : layers) {
     const moecached_spill_wait wait{&ids, reinterpret_cast<std::uint64_t>(ids),
                                     reinterpret_cast<std::uint64_t>(slots), 2, layer};
@@ -568,10 +571,11 @@ TEST_F(SpillDaemonTest, WaitsAreRefusedWhereThereIsNoRoomForThem) {
   SpillClient client(folder_, model_);
   EXPECT_EQ(moecached_spill_waits_reserve(client.lane(), 65), MOECACHED_E_TOO_MANY);
   const std::uint32_t layer = kLayers;
-  EXPECT_EQ(moecached_spill_waits_begin(client.lane(), &layer, 1, kTopK), MOECACHED_E_ARGUMENT);
+  EXPECT_EQ(moecached_spill_waits_begin(client.lane(), &layer, 1, kTopK, kTopK), MOECACHED_E_ARGUMENT);
   const std::uint32_t layers[] = {0, 1, 2};
   ASSERT_EQ(moecached_spill_waits_reserve(client.lane(), kRamSlots + 1), MOECACHED_OK);
-  EXPECT_EQ(moecached_spill_waits_begin(client.lane(), layers, 3, kRamSlots + 1), MOECACHED_E_TOO_MANY)
+  EXPECT_EQ(moecached_spill_waits_begin(client.lane(), layers, 3, kRamSlots + 1, kRamSlots + 1),
+            MOECACHED_E_TOO_MANY)
       << "a layer has no slots for as many";
   EXPECT_EQ(client.tokens(1, 5, 0).wrong, 0u);
   std::int32_t ids[kRamSlots + 2] = {}, slots[kRamSlots + 2] = {};

@@ -274,14 +274,16 @@ typedef struct moecached_spill_wait {
 // Makes room for waits of so many ids a layer. MOECACHED_E_UNAVAILABLE: waits are not possible here, the reason says why;
 // MOECACHED_E_TOO_MANY: not of as many ids. REQUIRES, as for all below but wait_enqueue: no graph of the lane is under way.
 MOECACHED_API moecached_status moecached_spill_waits_reserve(moecached_spill_lane* lane, uint32_t n_ids);
-// Begins a graph that waits in these layers, each once, in this order, for at most n_ids in each. Until waits_end nothing else
-// may be called for the lane but generation, window and wait_enqueue. MOECACHED_E_UNAVAILABLE: the daemon is gone;
-// MOECACHED_E_TOO_MANY: a layer has fewer slots. Resolve serves then.
-MOECACHED_API moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const uint32_t* layers, size_t n, uint32_t n_ids);
+// Begins a graph that waits in these layers, each once, in this order, for at most n_ids in each, n_ids_of_token of each token.
+// Until waits_end nothing else may be called for the lane but generation, window and wait_enqueue. MOECACHED_E_UNAVAILABLE: the daemon is gone,
+// or its memory cannot be waited for; MOECACHED_E_TOO_MANY: a layer has fewer slots. Resolve serves then.
+MOECACHED_API moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const uint32_t* layers, size_t n,
+                                                            uint32_t n_ids, uint32_t n_ids_of_token);
 // Enqueues a wait; captured ones are good until the generation moves. No lock, no allocation.
 MOECACHED_API moecached_status moecached_spill_wait_enqueue(moecached_spill_lane* lane, const moecached_spill_wait* wait);
-// Ends the graph and what it used. REQUIRES: it is computed, or nothing of it was launched. A failure is the first of any layer:
-// what the graph has computed is to be thrown away.
+// Ends the graph and what it used. REQUIRES: it is computed, or was not launched. A failure is the first of any layer, one that
+// has not asked included: what the graph has computed is to be thrown away. When an enqueue failed, the layers behind it must
+// not be enqueued: nobody would answer them.
 MOECACHED_API moecached_status moecached_spill_waits_end(moecached_spill_lane* lane);
 
 // The reason of the last failure on this thread, one sentence; "" if none.

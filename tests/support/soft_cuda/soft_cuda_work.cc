@@ -259,7 +259,7 @@ void ask(const Grid& grid, void** arguments) {
   const std::uint32_t n = number(arguments[2]);
   if (n > grid.threads) std::abort();
   __atomic_store_n(asked, n, __ATOMIC_RELAXED);  // in any order
-  for (std::uint32_t i = 0; i < n; ++i) __atomic_store_n(asked + 1 + i, ids[i] + 1, __ATOMIC_RELAXED);
+  for (std::uint32_t i = 0; i < n; ++i) __atomic_store_n(asked + 1 + i, std::min(ids[i], 0xfffffffeU) + 1, __ATOMIC_RELAXED);
 }
 
 struct Place {

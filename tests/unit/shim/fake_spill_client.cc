@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "tests/unit/shim/fake_client.h"
@@ -128,8 +129,8 @@ moecached_status moecached_spill_waits_reserve(moecached_spill_lane*, uint32_t n
   return n_ids <= 64 ? MOECACHED_OK : fake_fail(MOECACHED_E_TOO_MANY, "too many to wait for");
 }
 moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const uint32_t* layers, size_t n,
-                                             uint32_t n_ids) {
-  if (n_ids == 0 || n_ids > 64) std::abort();
+                                             uint32_t n_ids, uint32_t n_ids_of_token) {
+  if (n_ids == 0 || n_ids > 64 || n_ids_of_token == 0 || n_ids % n_ids_of_token != 0) std::abort();
   if (fake_daemon().waits_begin_status != MOECACHED_OK)
     return fake_fail(fake_daemon().waits_begin_status, "no graph may wait");
   fake_daemon().calls.emplace_back("waits_begin");
@@ -139,7 +140,10 @@ moecached_status moecached_spill_waits_begin(moecached_spill_lane* lane, const u
 moecached_status moecached_spill_wait_enqueue(moecached_spill_lane* lane, const moecached_spill_wait* wait) {
   if (lane->waiting.empty() || lane->waiting.front() != wait->layer) std::abort();  // not in the order told
   lane->waiting.erase(lane->waiting.begin());
-  if (fake_daemon().wait_status != MOECACHED_OK) return fake_fail(fake_daemon().wait_status, "no wait");
+  if (fake_daemon().wait_status != MOECACHED_OK) {
+    const moecached_status status = std::exchange(fake_daemon().wait_status, MOECACHED_OK);  // the next one would do
+    return fake_fail(status, "no wait");
+  }
   const moecached_spill_target target = {wait->slots, nullptr};
   std::vector<int32_t> slots(wait->n_ids);
   return moecached_spill_resolve(lane, wait->layer, reinterpret_cast<const int32_t*>(wait->ids), 1,

@@ -302,6 +302,7 @@ TEST_F(WaitingSpillRunnerTest, GraphsAreCutForGoodWhenAWaitCannotBeEnqueued) {
   const auto results = build(graph, *served_, kToken);
   fake_daemon().wait_status = MOECACHED_E_SYSTEM;
   EXPECT_EQ(run(graph), GGML_STATUS_FAILED) << "ids are no slots";
+  EXPECT_EQ(std::ranges::count(fake_daemon().calls, "resolve"), 0) << "a layer behind it would never be answered";
   fake_daemon().calls.clear();
   ASSERT_EQ(run(graph), GGML_STATUS_SUCCESS);
   EXPECT_FALSE(waited());

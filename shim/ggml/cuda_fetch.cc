@@ -45,14 +45,18 @@ bool install_fetch_hook(const void* code) {
   if (wanted != nullptr && std::strcmp(wanted, "0") == 0) return false;
   const MemcpyAsync stock = stock_of(code);
   if (stock == nullptr) {
-    debug("ggml-cuda imports no %s: experts in RAM are read in place", kMemcpyAsync);
+    debug("ggml-cuda imports no %s: experts in RAM are read in place, graphs of models that spill are cut",
+          kMemcpyAsync);
     return false;
   }
   g_stock = stock;  // before the first call can arrive
   const Replacement replacement = {kMemcpyAsync, reinterpret_cast<void*>(hooked_memcpy_async)};
   if (patch_imports_of(code, {&replacement, 1}) == 0) {
     g_stock = nullptr;
-    debug("ggml-cuda's %s cannot be replaced: experts in RAM are read in place", kMemcpyAsync);
+    debug(
+        "ggml-cuda's %s cannot be replaced: experts in RAM are read in place, graphs of models that spill "
+        "are cut",
+        kMemcpyAsync);
     return false;
   }
   return true;

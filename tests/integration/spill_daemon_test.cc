@@ -593,6 +593,8 @@ TEST_F(SpillDaemonTest, LanesGoOnFromTheFileWhenTheDaemonIsGone) {
     EXPECT_EQ(client.tokens(++seed, 50, 0).wrong, 0u);
     return sum().device_resident >= 6;
   }));
+  client.use_waits(kTopK);
+  EXPECT_EQ(client.tokens(6, 50, 0).waited, 50u);
   daemon_.reset();
   EXPECT_EQ(client.tokens(7, 200, 9).wrong, 0u);
   std::vector<std::int32_t> all;
@@ -606,6 +608,9 @@ TEST_F(SpillDaemonTest, LanesGoOnFromTheFileWhenTheDaemonIsGone) {
   EXPECT_EQ(moecached_session_reconnect(client.session()), MOECACHED_OK) << moecached_last_error();
   EXPECT_EQ(client.tokens(8, 200, 3).wrong, 0u);
   EXPECT_GT(sum().lookups, 0u) << "the next daemon serves it";
+  const auto waiting = client.tokens(9, 200, 5);
+  EXPECT_EQ(waiting.wrong, 0u);
+  EXPECT_EQ(waiting.waited, 200u) << "its memory can be waited for as well";
 }
 
 TEST_F(SpillDaemonTest, ALaneThatWasIdleFindsTheDaemonThatServesNow) {

@@ -145,7 +145,7 @@ int main(int argc, char** argv) {
                                                                     .n_expert_used = 8,
                                                                     .n_files = 1,
                                                                     .part_bytes = {64, 64, 64},
-                                                                    .stream_half_bytes = 4096});
+                                                                    .stream_half_bytes = 8192});
     test::FakeOptions behaviour;
     behaviour.tick_ms = 20;  // as the real one while records flow
     daemon = std::make_unique<test::FakeDaemon>(socket, *file, behaviour);

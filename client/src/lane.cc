@@ -132,8 +132,7 @@ std::size_t Lane::load_entries(const LayerView& view) {
     // Acquire at least, for the bytes of the slot; sequentially consistent pairs it with the fence in
     // begin().
     const std::int32_t slot = load_seq_cst(view.entries + expert);
-    const auto id = static_cast<std::uint32_t>(slot);
-    const bool present = id < view.n_slots || id - MOECACHED_DEVICE_SLOT < n_device_slots_;
+    const bool present = is_present(view, slot);
     slot_of_[expert] = present ? slot : MOECACHED_ABSENT;
     absent += !present;
   }

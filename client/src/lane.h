@@ -58,6 +58,20 @@ class Lane {
                                               std::span<const std::int32_t> experts);
   [[nodiscard]] moecached_status stream_wait(std::uint32_t half, const void** data_out);
 
+  // Streaming in place (proto/shm/stream_place.h). How many of the experts, from the first on, fit into a
+  // half:
+  [[nodiscard]] std::size_t stream_fit(std::uint32_t layer, std::uint32_t part,
+                                       std::span<const std::int32_t> experts) const;
+  // stream_begin() of experts that nobody may come to use: their lookups are told with note_streamed().
+  [[nodiscard]] moecached_status stream_ahead(const LaneChannel::StreamRequest& request,
+                                              std::span<const std::int32_t> experts);
+  void note_streamed(std::size_t n_experts) { note_lookups(n_experts, 0); }
+  // Waits until the daemon has done with the half, within its patience. What is there is not looked at, and
+  // not read from the file instead.
+  void stream_drop(std::uint32_t half);
+  // The experts of a layer that are not resident now. A hint: the lane need not be in an epoch.
+  void find_absent(std::uint32_t layer, std::vector<std::int32_t>* out) const;
+
   // Waits for reads that the daemon still does for this lane, within its patience, so that the next lane in
   // the block finds both halves free. Before the lane is closed.
   void settle_streams();
@@ -67,6 +81,7 @@ class Lane {
 
   [[nodiscard]] const LaneCounters& counters() const noexcept { return counters_; }
   [[nodiscard]] LaneBlock* block() const noexcept { return block_; }
+  [[nodiscard]] bool is_connected() const noexcept { return channel_.connection().connected(); }
   [[nodiscard]] ModelMapping* mapping() const noexcept { return mapping_; }
   // Raised by attach(): the next mapping may lie where an earlier one lay.
   [[nodiscard]] std::uint64_t attachment() const noexcept { return attachment_; }
@@ -86,6 +101,10 @@ class Lane {
   // resolve(), step by step; slot_of_ and distinct_ carry the state between them.
   [[nodiscard]] bool gather(const IdMatrix& ids, std::uint32_t n_experts);
   [[nodiscard]] std::size_t load_entries(const LayerView& view);
+  [[nodiscard]] bool is_present(const LayerView& view, std::int32_t slot) const noexcept {
+    const auto id = static_cast<std::uint32_t>(slot);
+    return id < view.n_slots || id - MOECACHED_DEVICE_SLOT < n_device_slots_;
+  }
   void scatter(const IdMatrix& ids, std::int32_t* slots_out) const;
   [[nodiscard]] moecached_status serve_absent(std::uint32_t layer, LaneChannel::Batch batch);
   [[nodiscard]] moecached_status read_absent(std::uint32_t layer, bool asked_daemon);

@@ -127,6 +127,7 @@ Answer LaneChannel::stream_begin(const StreamRequest& wanted, std::span<const st
   request.layer = static_cast<std::uint16_t>(wanted.layer);
   request.part = static_cast<std::uint16_t>(wanted.part);
   request.half = static_cast<std::uint16_t>(wanted.half);
+  request.flags = wanted.in_place ? MOECACHED_FLAG_IN_PLACE : 0;
   request.seq = block_->stream_seq[wanted.half] + 1;
   const Answer posted = publish_when_room(request, ids);
   if (posted == Answer::kGranted) block_->stream_seq[wanted.half] = request.seq;

@@ -72,6 +72,7 @@ class LaneChannel {
     std::uint32_t layer = 0;
     std::uint32_t part = 0;
     std::uint32_t half = 0;
+    bool in_place = false;  // as proto/shm/stream_place.h says; else packed
   };
   // Posts a read into half of the lane's stream buffer; waits only if the ring is full. kGranted: posted.
   [[nodiscard]] Answer stream_begin(const StreamRequest& request,

@@ -6,6 +6,8 @@
 
 #include "client/src/error.h"
 #include "client/src/lane.h"
+#include "client/src/shared_words.h"
+#include "proto/shm/stream_place.h"
 
 namespace moecached::client {
 
@@ -18,23 +20,45 @@ std::size_t Lane::stream_capacity(std::uint32_t layer, std::uint32_t part) const
   return std::min<std::uint64_t>(half_bytes / layout.parts[part].expert_bytes, layout.layer.n_experts);
 }
 
+std::size_t Lane::stream_fit(std::uint32_t layer, std::uint32_t part,
+                             std::span<const std::int32_t> experts) const {
+  const LayerLayout& facts = mapping_->layout.layers[layer];
+  const std::uint64_t half_bytes = mapping_->layout.model.stream_bytes_per_lane / 2;
+  moecached_stream_end end{};
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    const moecached_shm_extent from = facts.place(part, static_cast<std::uint32_t>(experts[i]));
+    (void)moecached_stream_place(&end, from.file, from.offset, facts.parts[part].expert_bytes);
+    if (moecached_stream_bytes(end) > half_bytes) return i;
+  }
+  return experts.size();
+}
+
 moecached_status Lane::stream_begin(const LaneChannel::StreamRequest& request,
                                     std::span<const std::int32_t> experts) {
-  const std::size_t capacity = stream_capacity(request.layer, request.part);
+  if (const auto status = stream_ahead(request, experts)) return status;
+  // A layer is streamed part by part; the first one stands for the lookups of all.
+  if (request.part == 0) note_streamed(experts.size());
+  return MOECACHED_OK;
+}
+
+moecached_status Lane::stream_ahead(const LaneChannel::StreamRequest& request,
+                                    std::span<const std::int32_t> experts) {
+  std::size_t capacity = stream_capacity(request.layer, request.part);
   if (capacity == 0) {
     return fail(MOECACHED_E_ARGUMENT, "the model has no part %u in MoE layer %u", request.part,
                 request.layer);
-  }
-  if (request.half > 1 || experts.empty() || experts.size() > capacity) {
-    return fail(MOECACHED_E_ARGUMENT,
-                "%zu experts into half %u: there are halves 0 and 1, and 1 to %zu experts fit",
-                experts.size(), request.half, capacity);
   }
   const std::uint32_t n_experts = mapping_->views[request.layer].n_experts;
   for (const std::int32_t expert : experts) {
     if (static_cast<std::uint32_t>(expert) >= n_experts) {
       return fail(MOECACHED_E_ARGUMENT, "expert %d is not in [0, %u)", expert, n_experts);
     }
+  }
+  if (request.in_place) capacity = stream_fit(request.layer, request.part, experts);
+  if (request.half > 1 || experts.empty() || experts.size() > capacity) {
+    return fail(MOECACHED_E_ARGUMENT,
+                "%zu experts into half %u: there are halves 0 and 1, and 1 to %zu experts fit",
+                experts.size(), request.half, capacity);
   }
 
   StreamHalf& half = halves_[request.half];
@@ -43,8 +67,6 @@ moecached_status Lane::stream_begin(const LaneChannel::StreamRequest& request,
   half.data = nullptr;
   const Answer posted = channel_.stream_begin(request, half.experts);
   half.state = posted == Answer::kGranted ? StreamHalf::State::kAskedDaemon : StreamHalf::State::kToReadHere;
-  // A layer is streamed part by part; the first one stands for the lookups of all.
-  if (request.part == 0) note_lookups(experts.size(), 0);
   return MOECACHED_OK;
 }
 
@@ -77,6 +99,21 @@ moecached_status Lane::stream_wait(std::uint32_t index, const void** data_out) {
   return MOECACHED_OK;
 }
 
+void Lane::stream_drop(std::uint32_t index) {
+  StreamHalf& half = halves_[index];
+  if (half.state == StreamHalf::State::kAskedDaemon && channel_.stream_wait(index) == Answer::kGranted)
+    counters_.streamed_experts.add(half.experts.size());
+  half.state = StreamHalf::State::kIdle;
+}
+
+void Lane::find_absent(std::uint32_t layer, std::vector<std::int32_t>* out) const {
+  const LayerView& view = mapping_->views[layer];
+  out->clear();
+  for (std::uint32_t e = 0; e < view.n_experts; ++e) {
+    if (!is_present(view, load_relaxed(view.entries + e))) out->push_back(static_cast<std::int32_t>(e));
+  }
+}
+
 void Lane::settle_streams() {
   for (std::uint32_t half = 0; half < 2; ++half) {
     if (!channel_.stream_idle(half)) (void)channel_.stream_wait(half);
@@ -87,8 +124,8 @@ moecached_status Lane::read_stream(StreamHalf& half) {
   const LayerLayout& layer = mapping_->layout.layers[half.request.layer];
   const moecached_shm_part& part = layer.parts[half.request.part];
   const std::uint64_t bytes = half.experts.size() * part.expert_bytes;
-  if (half.buffer.bytes() < bytes) {
-    const std::uint64_t room = std::max(bytes, mapping_->layout.model.stream_bytes_per_lane / 2);
+  const std::uint64_t room = mapping_->layout.model.stream_bytes_per_lane / 2;
+  if (half.buffer.bytes() < room) {
     half.buffer = Mapping(
         ::mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0),
         room);
@@ -97,11 +134,15 @@ moecached_status Lane::read_stream(StreamHalf& half) {
                   static_cast<unsigned long long>(room), error_name(errno));
     }
   }
-  std::byte* to = half.buffer.data();
+  std::uint64_t packed = 0;
+  moecached_stream_end end{};
   for (const std::uint16_t expert : half.experts) {
     const moecached_shm_extent from = layer.place(half.request.part, expert);
-    if (const auto status = model_.files.read_part(from, part.expert_bytes, to)) return status;
-    to += part.expert_bytes;
+    std::uint64_t at = packed;
+    packed += part.expert_bytes;
+    if (half.request.in_place) at = moecached_stream_place(&end, from.file, from.offset, part.expert_bytes);
+    if (const auto status = model_.files.read_part(from, part.expert_bytes, half.buffer.data() + at))
+      return status;
   }
   note_fallback(half.experts.size(), bytes);
   half.data = half.buffer.data();

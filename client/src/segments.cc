@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "client/src/error.h"
+#include "proto/shm/stream_place.h"
 
 namespace moecached::client {
 moecached_status layout_mismatch(const char* what) {
@@ -50,7 +51,10 @@ const char* bad_part(const moecached_shm_part& part, const moecached_shm_layer& 
                      const moecached_shm_model& model) {
   if (!fits(part.slot_offset, 1, part.expert_bytes, layer.slot_stride))
     return "a part does not lie within its slot";
-  if (part.expert_bytes > model.stream_bytes_per_lane / 2) return "half of the stream buffer is too small";
+  // An expert may begin anywhere in a page.
+  const std::uint64_t half_bytes = model.stream_bytes_per_lane / 2;
+  if (!fits(MOECACHED_STREAM_PAGE - 1, 1, part.expert_bytes, half_bytes))
+    return "half of the stream buffer is too small";
   return nullptr;
 }
 

@@ -7,6 +7,7 @@
 #include "daemon/base/check.h"
 #include "daemon/platform/clock.h"
 #include "daemon/platform/futex.h"
+#include "proto/shm/stream_place.h"
 
 namespace moecached {
 
@@ -285,7 +286,16 @@ void Core::handle_stream(SessionState& state, Lane& lane, const LaneMessage& mes
   const PartLayout& part = lane.model->layout().layers[message.layer.value].parts[message.part];
   const std::uint64_t half_bytes = lane.model->stream_bytes_per_lane() / 2;
   GrantStatus status = GrantStatus::kOk;
-  if (opened == state.session->models.end() || message.ids.size() * part.expert_bytes > half_bytes) {
+  std::uint64_t bytes = message.ids.size() * part.expert_bytes;
+  if (message.in_place) {
+    moecached_stream_end end{};
+    for (const ExpertIndex expert : message.ids) {
+      const PartExtent from = part.extent(expert.value);
+      (void)moecached_stream_place(&end, from.file, from.offset, part.expert_bytes);
+    }
+    bytes = moecached_stream_bytes(end);
+  }
+  if (opened == state.session->models.end() || bytes > half_bytes) {
     status = GrantStatus::kRefused;
     ++state.session->records_refused;
   } else if (lane.model->changed_on_disk) {
@@ -301,6 +311,7 @@ void Core::handle_stream(SessionState& state, Lane& lane, const LaneMessage& mes
                  .buffer_owner = opened->second.stream,
                  .destination = opened->second.stream->bytes().data() +
                                 index * lane.model->stream_bytes_per_lane() + message.half * half_bytes,
+                 .in_place = message.in_place,
                  .lane_key = lane.key,
                  .layer = message.layer,
                  .part = message.part,

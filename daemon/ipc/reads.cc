@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "daemon/base/check.h"
+#include "proto/shm/stream_place.h"
 
 namespace moecached {
 
@@ -80,14 +81,21 @@ void ReadTable::start(StreamRead read, std::span<const ExpertIndex> experts) {
   operation.kind = Operation::Kind::kStream;
   operation.parts = static_cast<std::uint32_t>(experts.size());
   operation.bytes = experts.size() * part.expert_bytes;
+  std::uint64_t packed = 0;
+  moecached_stream_end end{};
   for (std::size_t first = 0; first < experts.size(); first += kMaxPartReads) {
     ReadRequest request;
     request.tag = index;
     request.n_parts = static_cast<std::uint32_t>(std::min(kMaxPartReads, experts.size() - first));
     for (std::uint32_t i = 0; i < request.n_parts; ++i) {
       const PartExtent from = part.extent(experts[first + i].value);
-      request.parts[i] = PartRead{model.file(from.file), from.offset, part.expert_bytes,
-                                  read.destination + (first + i) * part.expert_bytes, false};
+      const FileId file = model.file(from.file);
+      std::uint64_t at = packed;
+      packed += part.expert_bytes;
+      if (read.in_place) at = moecached_stream_place(&end, from.file, from.offset, part.expert_bytes);
+      // There is a page of padding at most. Of a file with larger blocks experts are copied out of staging.
+      const bool direct = read.in_place && ssd_.direct_alignment(file) <= MOECACHED_STREAM_PAGE;
+      request.parts[i] = PartRead{file, from.offset, part.expert_bytes, read.destination + at, direct};
     }
     ++operation.requests_left;
     backlog_.push_back(request);

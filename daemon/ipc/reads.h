@@ -28,7 +28,8 @@ struct SlotRead {
 struct StreamRead {
   std::shared_ptr<SharedModel> model;
   std::shared_ptr<void> buffer_owner;
-  std::byte* destination = nullptr;  // expert i goes to destination + i * expert_bytes
+  std::byte* destination = nullptr;  // a half: experts lie there packed, or as proto/shm/stream_place.h says
+  bool in_place = false;             // the latter; REQUIRES: they fit, and destination begins a page
   std::uint64_t lane_key = 0;
   LayerIndex layer;
   std::uint32_t part = 0;

@@ -93,6 +93,7 @@ RingOutcome RingReader::next(LaneMessage* out) {
   out->layer = LayerIndex(first.layer);
   if (first.kind == MOECACHED_RECORD_STREAM) {
     out->part = first.part;
+    out->in_place = (first.flags & MOECACHED_FLAG_IN_PLACE) != 0;
   } else {
     out->n_tokens = first.part;
   }

@@ -24,6 +24,7 @@ struct LaneMessage {
   std::uint32_t seq = 0;             // LEASE, STREAM
   std::uint64_t epoch = 0;           // ROUTE, LEASE: the epoch that uses the ids
   bool prefill = false;
+  bool in_place = false;       // STREAM
   std::uint32_t n_tokens = 0;  // ROUTE, LEASE: the ids are their union; 0: the client does not say
   std::span<const ExpertIndex> ids;  // valid until the next call of next()
 };

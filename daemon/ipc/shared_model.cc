@@ -98,7 +98,8 @@ std::uint64_t plan_stream_half(const ModelLayout& layout, std::uint64_t stream_b
   // read size.
   const std::uint64_t wanted =
       std::min({std::max<std::uint64_t>(8 * largest, 1u << 20), whole, stream_bytes_max / 2});
-  return round_up(std::max(wanted, largest), kPage);
+  // And a page, for experts that keep their phase in the file (proto/shm/stream_place.h).
+  return round_up(std::max(wanted, largest), kPage) + kPage;
 }
 
 Result<std::shared_ptr<SharedModel>> SharedModel::create(Parameters p, Device& device) {

@@ -12,7 +12,7 @@
 //     [moecached_shm_header][moecached_shm_session][lane 0][lane 1]...
 //     lane: words written by the client | words written by the daemon | ring of 64-byte records
 //   stream segment  read-only in ONE client, one per (session, model): lane i owns bytes
-//     [i * stream_bytes_per_lane, (i + 1) * stream_bytes_per_lane), split in two halves
+//     [i * stream_bytes_per_lane, (i + 1) * stream_bytes_per_lane), split in two halves; where experts lie in a half: stream_place.h
 //
 // A model on a GPU has the same model segment, and instead of pool and stream:
 //   table memory    device memory, read-only in clients: int32 slot[layer][expert], as in the model segment, but
@@ -74,7 +74,7 @@ extern "C" {
 #endif
 
 enum {
-  MOECACHED_SHM_VERSION = 6,      // of this file; the two sides must be equal
+  MOECACHED_SHM_VERSION = 7,      // of this file; the two sides must be equal
   MOECACHED_MAX_LANES = 16,       // per session
   MOECACHED_RING_RECORDS = 2048,  // per lane, a power of two
   MOECACHED_RECORD_IDS = 20,      // expert ids in one record; longer lists continue in the next one
@@ -120,7 +120,7 @@ struct moecached_shm_model {
   uint64_t parts_offset;
   uint64_t table_offset;           // int32 entries, layer l starts at entry layers[l].table_first
   uint64_t pool_bytes;             // of the pool segment
-  uint64_t stream_bytes_per_lane;  // a multiple of 4096 * 2; half of it holds at least one expert of any part
+  uint64_t stream_bytes_per_lane;  // a multiple of 4096 * 2; half of it holds at least one expert of any part and a page
   char name[256];                  // for people; zero-terminated
 };
 
@@ -276,12 +276,13 @@ struct moecached_shm_session {
 enum moecached_record_kind {
   MOECACHED_RECORD_ROUTE = 1,   // ids were used and were all resident
   MOECACHED_RECORD_LEASE = 2,   // make these resident and keep them until `completed` reaches `epoch`
-  MOECACHED_RECORD_STREAM = 3,  // read one part of these experts into a half of the lane's stream buffer, packed
+  MOECACHED_RECORD_STREAM = 3,  // read one part of these experts into a half of the lane's stream buffer, packed or FLAG_IN_PLACE
 };
 
 enum moecached_record_flags {
   MOECACHED_FLAG_MORE = 1,      // the id list continues in the next record of the ring
   MOECACHED_FLAG_PREFILL = 2,   // ids come from a prompt batch: they evict nothing that decode uses, no policy learns from them
+  MOECACHED_FLAG_IN_PLACE = 4,  // STREAM: experts lie as stream_place.h says, so that direct reads need no copy
 };
 
 // One cache line. Written by the client, then published by `head` (release).

@@ -70,8 +70,8 @@ TEST(PlanStreamHalf, HoldsTheLargestPartWhateverTheLimit) {
   EXPECT_GE(plan_stream_half(layout(1, 8, 33u << 20, 2), 1u << 20), 33u << 20);
 }
 
-TEST(PlanStreamHalf, IsNotLargerThanAWholeTensor) {
-  EXPECT_EQ(plan_stream_half(layout(1, 8, 4096, 2), 32u << 20), 8u * 4096);
+TEST(PlanStreamHalf, IsNotLargerThanAWholeTensorAndAPage) {
+  EXPECT_EQ(plan_stream_half(layout(1, 8, 4096, 2), 32u << 20), 9u * 4096);
 }
 
 }  // namespace

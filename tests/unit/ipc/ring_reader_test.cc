@@ -54,6 +54,19 @@ TEST_F(RingReaderTest, RouteKeepsOrderAndEpoch) {
   EXPECT_EQ(reader_.next(&message_), RingOutcome::kEmpty);
 }
 
+TEST_F(RingReaderTest, OnlyAStreamLiesInPlace) {
+  for (const int kind : {MOECACHED_RECORD_STREAM, MOECACHED_RECORD_ROUTE}) {
+    put(kind, 1, {2});
+    record(lane_->head - 1).flags = MOECACHED_FLAG_IN_PLACE;
+    ASSERT_EQ(reader_.next(&message_), RingOutcome::kMessage);
+    EXPECT_EQ(message_.in_place, kind == MOECACHED_RECORD_STREAM);
+    EXPECT_FALSE(message_.prefill);
+  }
+  put(MOECACHED_RECORD_STREAM, 1, {2});
+  ASSERT_EQ(reader_.next(&message_), RingOutcome::kMessage);
+  EXPECT_FALSE(message_.in_place);
+}
+
 TEST_F(RingReaderTest, LongListContinuesInTheNextRecords) {
   std::vector<std::uint16_t> all(64);
   for (std::uint16_t i = 0; i < 64; ++i) all[i] = i;

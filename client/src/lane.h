@@ -81,7 +81,6 @@ class Lane {
 
   [[nodiscard]] const LaneCounters& counters() const noexcept { return counters_; }
   [[nodiscard]] LaneBlock* block() const noexcept { return block_; }
-  [[nodiscard]] bool is_connected() const noexcept { return channel_.connection().connected(); }
   [[nodiscard]] ModelMapping* mapping() const noexcept { return mapping_; }
   // Raised by attach(): the next mapping may lie where an earlier one lay.
   [[nodiscard]] std::uint64_t attachment() const noexcept { return attachment_; }

@@ -34,11 +34,7 @@ moecached_status SpillDevice::open(Connection& connection, Model& model, Lane& l
           check_cuda(cuda().cuStreamCreate(&device->stream_, CU_STREAM_NON_BLOCKING), "make a stream")) {
     return status;
   }
-  for (CUevent& event : device->half_copied_) {
-    if (const auto status =
-            check_cuda(cuda().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "make an event"))
-      return status;
-  }
+  if (const auto status = device->waves_.open(device->stream_)) return status;
   if (const auto status = device->refresh(connection)) return status;
   *out = std::move(device);
   return MOECACHED_OK;
@@ -49,9 +45,7 @@ SpillDevice::~SpillDevice() {
   const ScopedContext current(*context_);
   if (stream_ != nullptr) cuda().cuStreamSynchronize(stream_);
   unmap_arrays();
-  for (const CUevent event : half_copied_) {
-    if (event != nullptr) cuda().cuEventDestroy_v2(event);
-  }
+  waves_.close();
   if (stream_ != nullptr) cuda().cuStreamDestroy_v2(stream_);
 }
 
@@ -66,6 +60,7 @@ moecached_status SpillDevice::refresh(Connection& connection) {
   // Copies of a call that failed may still be under way, to what is unmapped below.
   cuda().cuStreamSynchronize(stream_);
   if (lane_.attachment() != attachment_) {
+    waves_.reset();
     lane_.use_device_slots(0);
     mapping_ = lane_.mapping();
     has_slots_ = false;
@@ -333,6 +328,7 @@ bool SpillDevice::assign_scratch(const LayerLayout& layer, std::span<std::int32_
 
 moecached_status SpillDevice::resolve(std::uint32_t layer, const Lane::IdMatrix& ids, std::int32_t* slots_out,
                                       const moecached_spill_target& target) {
+  waves_.give_up();
   if (const auto status = lane_.resolve(layer, ids, slots_out)) return status;
   const ScopedContext current(*context_);
   if (const auto status = current.status()) return status;
@@ -383,6 +379,7 @@ SpillDevice::PartPlace SpillDevice::part_place(std::uint32_t layer, std::uint32_
 
 moecached_status SpillDevice::place(std::uint32_t layer, std::span<const std::int32_t> ids, std::size_t rows,
                                     const Bounce& bounce, std::span<Place> out) {
+  waves_.give_up();
   const LayerLayout& facts = layout().layers[layer];
   const std::uint64_t stride = facts.layer.slot_stride;
   slots_.resize(ids.size());
@@ -419,7 +416,9 @@ moecached_status SpillDevice::begin_layer(std::uint32_t layer, std::span<const s
   layer_ = layer;
   experts_.assign(experts.begin(), experts.end());
   slots_.resize(experts.size());
-  return lane_.resolve_resident(layer, experts_, slots_.data());
+  if (const auto status = lane_.resolve_resident(layer, experts_, slots_.data())) return status;
+  waves_.begin_layer(layer, experts.size());
+  return MOECACHED_OK;
 }
 
 moecached_status SpillDevice::load_part(std::uint32_t part, CUdeviceptr destination, CUevent ready) {
@@ -428,8 +427,10 @@ moecached_status SpillDevice::load_part(std::uint32_t part, CUdeviceptr destinat
   const ScopedContext current(*context_);
   if (const auto status = current.status()) return status;
   if (const auto status = load_resident(part, destination)) return settled(status);
-  if (const auto status = load_absent(part, destination)) return settled(status);
-  return settled(check_cuda(cuda().cuEventRecord(ready, stream_), "record an event"));
+  if (const auto status = waves_.load(part, absent_, destination)) return settled(status);
+  if (const auto status = check_cuda(cuda().cuEventRecord(ready, stream_), "record an event"))
+    return settled(status);
+  return settled(waves_.read_ahead());
 }
 
 moecached_status SpillDevice::load_resident(std::uint32_t part, CUdeviceptr destination) {
@@ -451,52 +452,6 @@ moecached_status SpillDevice::load_resident(std::uint32_t part, CUdeviceptr dest
                    copy(to, record(layer_, slots_[i]) + facts.parts[part].slot_offset, bytes)) {
       return status;
     }
-  }
-  return MOECACHED_OK;
-}
-
-// One half of the stream buffer is copied from while the daemon reads into the other.
-moecached_status SpillDevice::load_absent(std::uint32_t part, CUdeviceptr destination) {
-  const std::size_t capacity = lane_.stream_capacity(layer_, part);
-  const std::uint64_t bytes = layout().layers[layer_].parts[part].expert_bytes;
-  const auto wave = [&](std::size_t first) {
-    return std::span(absent_).subspan(first, std::min(capacity, absent_.size() - first));
-  };
-  const auto begin = [&](std::size_t first, std::uint32_t half) {
-    // Copies out of the half may still be under way, from this part or one before.
-    if (const auto status = check_cuda(cuda().cuEventSynchronize(half_copied_[half]), "wait for copies"))
-      return status;
-    return lane_.stream_begin({layer_, part, half}, wave(first));
-  };
-  if (absent_.empty()) return MOECACHED_OK;
-  if (const auto status = begin(0, 0)) return status;
-  std::uint32_t half = 0;
-  for (std::size_t first = 0; first < absent_.size(); first += capacity, half ^= 1) {
-    moecached_status begun = MOECACHED_OK;
-    if (first + capacity < absent_.size()) begun = begin(first + capacity, half ^ 1);
-    const void* data = nullptr;
-    // Also after a failure: the buffer must not be written to behind the next layer's back.
-    if (const auto status = lane_.stream_wait(half, &data)) return status;
-    if (begun != MOECACHED_OK) return begun;
-    if (const auto status = copy_run(static_cast<const std::byte*>(data), wave(first), destination, bytes))
-      return status;
-    if (const auto status = check_cuda(cuda().cuEventRecord(half_copied_[half], stream_), "record an event"))
-      return status;
-  }
-  return MOECACHED_OK;
-}
-
-// Experts that follow each other in the file are one copy.
-moecached_status SpillDevice::copy_run(const std::byte* data, std::span<const std::int32_t> experts,
-                                       CUdeviceptr destination, std::uint64_t expert_bytes) {
-  for (std::size_t first = 0; first < experts.size();) {
-    std::size_t next = first + 1;
-    while (next < experts.size() && experts[next] == experts[next - 1] + 1) ++next;
-    if (const auto status = copy(destination + static_cast<std::uint64_t>(experts[first]) * expert_bytes,
-                                 data + first * expert_bytes, (next - first) * expert_bytes)) {
-      return status;
-    }
-    first = next;
   }
   return MOECACHED_OK;
 }

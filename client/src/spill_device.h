@@ -28,6 +28,7 @@
 #include "client/src/lane.h"
 #include "client/src/model.h"
 #include "client/src/shared_words.h"
+#include "client/src/spill_stream.h"
 
 namespace moecached::client {
 
@@ -101,7 +102,7 @@ class SpillDevice {
     std::uint64_t device_bytes = 0;                   // mapped from the daemon
     std::uint64_t scratch_at = 0, scratch_bytes = 0;  // mapped, this process's
   };
-  SpillDevice(Model& model, Lane& lane) : model_(model), lane_(lane) {}
+  SpillDevice(Model& model, Lane& lane) : model_(model), lane_(lane), waves_(lane) {}
   [[nodiscard]] const ModelLayout& layout() const { return lane_.mapping()->layout; }
   void pin_windows();
   void pin_stream();
@@ -118,9 +119,6 @@ class SpillDevice {
   [[nodiscard]] bool assign_scratch(const LayerLayout& layer, std::span<std::int32_t> slots);
   void look_up_addresses();
   moecached_status load_resident(std::uint32_t part, CUdeviceptr destination);
-  moecached_status load_absent(std::uint32_t part, CUdeviceptr destination);
-  moecached_status copy_run(const std::byte* data, std::span<const std::int32_t> experts,
-                            CUdeviceptr destination, std::uint64_t expert_bytes);
 
   Model& model_;
   Lane& lane_;
@@ -135,10 +133,10 @@ class SpillDevice {
   bool has_slots_ = false;  // the daemon's arrays are mapped
   std::uint64_t generation_ = 1;
   CUstream stream_ = nullptr;
-  CUevent half_copied_[2] = {nullptr, nullptr};  // the stream buffer's half has been copied out of
-  std::vector<std::int32_t> copied_;             // RAM slots in scratch slots, by scratch slot
-  std::vector<CUdeviceptr> window_addresses_;    // of RAM slots, by layer; empty: not page-locked
-  std::uint32_t layer_ = 0;                      // of begin_layer
+  SpillStream waves_;
+  std::vector<std::int32_t> copied_;           // RAM slots in scratch slots, by scratch slot
+  std::vector<CUdeviceptr> window_addresses_;  // of RAM slots, by layer; empty: not page-locked
+  std::uint32_t layer_ = 0;                    // of begin_layer
   std::vector<std::int32_t> experts_, slots_, absent_;
 };
 

@@ -7,6 +7,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/platform/clock.h"
+#include "daemon/platform/memory_file.h"
 
 namespace moecached {
 namespace {
@@ -326,7 +327,7 @@ bool IoLoop::file_unchanged(std::uint32_t file) {
 }
 
 void IoLoop::add_file(std::uint32_t file, ReadableFile opened) {
-  engine_->add_file(file, opened.fd.get());
+  engine_->add_file(file, opened.fd.get(), opened.direct_alignment == 0 || is_memory_file(opened.fd.get()));
   alignments_[file] = opened.direct_alignment == 0 ? 1 : opened.direct_alignment;
   files_[file] = OpenFile{std::move(opened), 0, false};
 }

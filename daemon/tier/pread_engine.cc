@@ -56,7 +56,7 @@ class PreadEngine final : public ReadEngine {
 
   std::string_view name() const override { return "pread"; }
   std::uint32_t depth_max() const override { return depth_; }
-  void add_file(std::uint32_t file, int fd) override { fds_[file] = fd; }
+  void add_file(std::uint32_t file, int fd, bool) override { fds_[file] = fd; }
   void remove_file(std::uint32_t file) override { fds_[file] = -1; }
   bool can_register_memory() const override { return false; }
   Status register_memory(std::span<std::byte>) override {

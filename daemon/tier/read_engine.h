@@ -36,7 +36,9 @@ class ReadEngine {
   [[nodiscard]] virtual std::uint32_t depth_max() const = 0;  // reads that may be started and not yet done
 
   // file < kMaxFiles. The descriptor stays the caller's, and open until remove_file.
-  virtual void add_file(std::uint32_t file, int fd) = 0;
+  // is_copied: the CPU copies what is read, from the page cache or a file in memory, while whoever starts the
+  // read waits.
+  virtual void add_file(std::uint32_t file, int fd, bool is_copied) = 0;
   virtual void remove_file(std::uint32_t file) = 0;
 
   [[nodiscard]] virtual bool can_register_memory() const = 0;  // false: it would gain nothing

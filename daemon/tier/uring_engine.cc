@@ -27,7 +27,8 @@ struct RegisteredMemory {
 
 class UringEngine final : public ReadEngine {
  public:
-  explicit UringEngine(std::uint32_t queue_depth) : queue_depth_(queue_depth), fds_(kMaxFiles, -1) {}
+  explicit UringEngine(std::uint32_t queue_depth)
+      : queue_depth_(queue_depth), fds_(kMaxFiles, -1), is_copied_(kMaxFiles) {}
   ~UringEngine() override {
     if (!ring_open_) return;
     // The kernel cancels what is left in a ring at its leisure; the read of the eventfd must not end after
@@ -52,8 +53,9 @@ class UringEngine final : public ReadEngine {
   std::string_view name() const override { return "io_uring"; }
   std::uint32_t depth_max() const override { return queue_depth_; }
 
-  void add_file(std::uint32_t file, int fd) override {
+  void add_file(std::uint32_t file, int fd, bool is_copied) override {
     fds_[file] = fd;
+    is_copied_[file] = is_copied;
     if (file < n_fixed_files_ && ::io_uring_register_files_update(&ring_, file, &fd, 1) != 1)
       n_fixed_files_ = 0;
   }
@@ -114,6 +116,9 @@ class UringEngine final : public ReadEngine {
       ::io_uring_prep_read(entry, fd, read.memory, read.bytes, read.offset);
     }
     if (fixed_file) entry->flags |= IOSQE_FIXED_FILE;
+    // The kernel would copy within submit, one read after the other on this thread; its workers do it side by
+    // side. They are no more than the reads in flight.
+    if (is_copied_[read.file]) entry->flags |= IOSQE_ASYNC;
     ::io_uring_sqe_set_data64(entry, read.id);
   }
 
@@ -212,6 +217,7 @@ class UringEngine final : public ReadEngine {
   std::uint64_t wake_count_ = 0;  // written by the kernel
   bool wake_armed_ = false;
   std::vector<int> fds_;
+  std::vector<bool> is_copied_;  // by file
   std::uint32_t n_fixed_files_ = 0;
   int buffer_error_ = 0;
   std::vector<std::uint32_t> free_buffers_;

@@ -16,7 +16,7 @@ class FakeEngine final : public ReadEngine {
  public:
   std::string_view name() const override { return "fake"; }
   std::uint32_t depth_max() const override { return 1; }
-  void add_file(std::uint32_t, int) override {}
+  void add_file(std::uint32_t, int, bool) override {}
   void remove_file(std::uint32_t) override {}
   bool can_register_memory() const override { return true; }
   Status register_memory(std::span<std::byte> memory) override {

@@ -149,7 +149,7 @@ class HookedEngine final : public ReadEngine {
   }
   std::string_view name() const override { return real_->name(); }
   std::uint32_t depth_max() const override { return real_->depth_max(); }
-  void add_file(std::uint32_t file, int fd) override { real_->add_file(file, fd); }
+  void add_file(std::uint32_t file, int fd, bool is_copied) override { real_->add_file(file, fd, is_copied); }
   void remove_file(std::uint32_t file) override { real_->remove_file(file); }
   bool can_register_memory() const override { return real_->can_register_memory(); }
   Status register_memory(std::span<std::byte> memory) override { return real_->register_memory(memory); }

@@ -347,7 +347,7 @@ Result<std::shared_ptr<SharedModel>> Core::finish_model(ModelFiles files, Result
     if (!drop_idle_model(&freed)) break;
   }
   if (!slots) return fail(std::move(slots).error());
-  const std::uint64_t half = plan_stream_half(*layout, config_.stream_bytes);
+  const std::uint64_t half = plan_stream_half(*layout, config_.stream_bytes, files.gpu != nullptr);
   if (name.empty()) name = layout->name;
   SharedModel::Parameters parameters{.id = ModelId(next_model_id_),
                                      .name = std::move(name),

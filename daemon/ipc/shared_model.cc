@@ -86,7 +86,7 @@ Result<std::vector<std::uint32_t>> plan_slots(const ModelLayout& layout, const S
   return slots_at(low);
 }
 
-std::uint64_t plan_stream_half(const ModelLayout& layout, std::uint64_t stream_bytes_max) {
+std::uint64_t plan_stream_half(const ModelLayout& layout, std::uint64_t stream_bytes_max, bool spills) {
   std::uint64_t largest = 0, whole = 0;
   for (const LayerLayout& layer : layout.layers) {
     for (const PartLayout& part : layer.parts) {
@@ -94,10 +94,12 @@ std::uint64_t plan_stream_half(const ModelLayout& layout, std::uint64_t stream_b
       whole = std::max(whole, part.expert_bytes * layer.n_experts);
     }
   }
-  // Eight experts a half keep a disk queue busy; more is not faster. Small experts: at least 1 MiB, a good
-  // read size.
+  // Eight experts a half keep a disk's queue as busy as a CPU needs it, which computes longer than it reads.
+  // A GPU waits for the disk: there a half is copied out while the other alone fills the queue. Small
+  // experts: at least 1 MiB, a good read size.
+  const std::uint64_t n_experts = spills ? 32 : 8;
   const std::uint64_t wanted =
-      std::min({std::max<std::uint64_t>(8 * largest, 1u << 20), whole, stream_bytes_max / 2});
+      std::min({std::max<std::uint64_t>(n_experts * largest, 1u << 20), whole, stream_bytes_max / 2});
   // And a page, for experts that keep their phase in the file (proto/shm/stream_place.h).
   return round_up(std::max(wanted, largest), kPage) + kPage;
 }

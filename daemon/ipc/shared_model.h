@@ -30,7 +30,8 @@ namespace moecached {
 [[nodiscard]] Result<std::vector<std::uint32_t>> plan_slots(const ModelLayout& layout, const SlotsSpec& spec,
                                                             std::uint64_t budget);
 // Bytes of one half of a lane's stream buffer.
-[[nodiscard]] std::uint64_t plan_stream_half(const ModelLayout& layout, std::uint64_t stream_bytes_max);
+[[nodiscard]] std::uint64_t plan_stream_half(const ModelLayout& layout, std::uint64_t stream_bytes_max,
+                                             bool spills);
 // Slots of whole pages, so that each can be given back by itself.
 void align_slots_to_pages(ModelLayout& layout);
 [[nodiscard]] std::uint64_t pool_bytes_of(const ModelLayout& layout, std::span<const std::uint32_t> n_slots);

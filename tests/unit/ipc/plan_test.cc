@@ -67,11 +67,18 @@ TEST(PlanSlots, AskedForMoreThanTheBudgetIsAnErrorNotALess) {
 }
 
 TEST(PlanStreamHalf, HoldsTheLargestPartWhateverTheLimit) {
-  EXPECT_GE(plan_stream_half(layout(1, 8, 33u << 20, 2), 1u << 20), 33u << 20);
+  EXPECT_GE(plan_stream_half(layout(1, 8, 33u << 20, 2), 1u << 20, false), 33u << 20);
 }
 
 TEST(PlanStreamHalf, IsNotLargerThanAWholeTensorAndAPage) {
-  EXPECT_EQ(plan_stream_half(layout(1, 8, 4096, 2), 32u << 20), 9u * 4096);
+  EXPECT_EQ(plan_stream_half(layout(1, 8, 4096, 2), 32u << 20, false), 9u * 4096);
+}
+
+TEST(PlanStreamHalf, HoldsMoreExpertsWhereAGpuWaitsForThem) {
+  const ModelLayout model = layout(1, 64, 1u << 20, 2);
+  EXPECT_EQ(plan_stream_half(model, 256u << 20, false), (8u << 20) + 4096);
+  EXPECT_EQ(plan_stream_half(model, 256u << 20, true), (32u << 20) + 4096);
+  EXPECT_EQ(plan_stream_half(model, 32u << 20, true), (16u << 20) + 4096);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "client/src/spill_stream.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "client/src/cuda_driver.h"
 #include "client/src/error.h"
@@ -31,11 +32,11 @@ void SpillStream::close() noexcept {
 
 void SpillStream::begin_layer(std::uint32_t layer, std::size_t n_used) {
   if (guessed_ != layer) give_up();
-  guessed_ = kNone;
+  const bool was_guessed = std::exchange(guessed_, kNone) == layer;
   if (now_.part != kNone) behind_[now_.part] = kNone;  // the last one of its layer
   now_ = {.layer = layer, .part = kNone};
   uses_most_ = n_used * 4 >= std::size_t{layout(layer).layer.n_experts} * 3;
-  in_vain_[layer] = uses_most_ ? 0 : 1;
+  if (uses_most_ || was_guessed) in_vain_[layer] = uses_most_ ? 0 : 1;
 }
 
 void SpillStream::give_up() noexcept {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "proto/shm/layout.h"
+#include "proto/shm/stream_place.h"
 
 int main(void) {
   moecached_session* session = NULL;

@@ -1,6 +1,7 @@
 #include "daemon/ipc/session.h"
 
 #include "daemon/base/check.h"
+#include "daemon/platform/huge_pages.h"
 
 namespace moecached {
 
@@ -45,6 +46,13 @@ Result<std::shared_ptr<Memfd>> make_stream_segment(const SharedModel& model) {
   auto memory =
       Memfd::create("stream", MOECACHED_MAX_LANES * model.stream_bytes_per_lane(), ClientAccess::kReadOnly);
   if (!memory) return std::move(memory).error();
+  if (model.device() != nullptr) {
+    // Direct reads go straight there. Now, since a client pins its lane's share as it opens the lane, and
+    // pages that are pinned stay as small as they are. Most clients open one lane; small pages are slower,
+    // not wrong.
+    HugePages pages(memory->bytes());
+    (void)pages.prepare(memory->bytes().data(), model.stream_bytes_per_lane());
+  }
   return std::make_shared<Memfd>(*std::move(memory));
 }
 

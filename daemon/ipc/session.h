@@ -73,7 +73,7 @@ class Session {
 };
 
 // The stream segment of a session for one model; nothing of it is backed by memory until something is
-// streamed.
+// streamed, but the share of the first lane where the model spills.
 [[nodiscard]] Result<std::shared_ptr<Memfd>> make_stream_segment(const SharedModel& model);
 
 }  // namespace moecached

@@ -40,7 +40,7 @@ class DaemonDeath(harness.HostTestCase):
             self.assert_same(run, stock(harness.Q4_K, n_predict=N))
 
     def test_wrong_byte_left_in_the_pool_of_a_dead_daemon_shows(self):
-        with Daemon("--slots", "32") as daemon:
+        with Daemon("--slots", "32", "--scrub-period", "none") as daemon:  # which would mend it
             Host(harness.Q4_K, daemon=daemon).finish()
             daemon.flip_byte(4096 + 1)
             run = Host(harness.Q4_K, "--wait", daemon=daemon)

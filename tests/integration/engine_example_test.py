@@ -72,7 +72,7 @@ class EngineExample(unittest.TestCase):
 
     def test_one_wrong_byte_in_a_slot_shows(self):
         path, places = self.gguf()
-        with harness.Daemon() as daemon:
+        with harness.Daemon("--scrub-period", "none") as daemon:  # which would mend it
             self.assert_served(daemon, path)
             # Slot 0 of the first layer begins with gate, in phase with the file; its exponent's byte.
             daemon.flip_byte(places["blk.0.ffn_gate_exps.weight"] % 4096 + 3)

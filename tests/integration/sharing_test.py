@@ -49,7 +49,7 @@ class Sharing(harness.HostTestCase):
             self.assertEqual(daemon.models()[0]["sessions"], 0)
 
     def test_flipped_byte_shows_in_both_processes(self):
-        with Daemon("--slots", "32") as daemon:
+        with Daemon("--slots", "32", "--scrub-period", "none") as daemon:  # which would mend it
             Host(harness.Q4_K, daemon=daemon).finish()
             daemon.flip_byte(4096 + 1)
             runs = [Host(harness.Q4_K, daemon=daemon, threads=1) for _ in range(2)]

@@ -27,7 +27,8 @@ class GpuLogTest : public ::testing::Test {
   void put(moecached_shm_log_entry header, std::initializer_list<std::uint16_t> layers) {
     std::byte* at = log_.data() + header.epoch % kEntries * geometry().log_entry_bytes;
     std::memcpy(at, &header, sizeof header);
-    std::memcpy(at + sizeof header, layers.begin(), layers.size() * sizeof(std::uint16_t));
+    if (layers.size() > 0)  // an empty list has no address
+      std::memcpy(at + sizeof header, layers.begin(), layers.size() * sizeof(std::uint16_t));
     for (std::uint32_t row = 0; row < layers.size(); ++row) {
       for (std::int32_t i = 0; i < static_cast<std::int32_t>(header.n_tokens * kTopK) && i < 64; ++i) {
         const std::int32_t slot = static_cast<std::int32_t>(row) * 100 + i;

@@ -194,7 +194,8 @@ class GpuSpill(harness.HostTestCase):
 
     def test_prompts_are_stocks_whatever_is_where(self):
         for model in (harness.Q4_K, harness.gpt_oss()):
-            self.check(model, "--batch", "2048", "--ubatch", "512", "--ctx", "16384", prompt=LONG_PROMPT * 4, tiers=((8, 16), (16, 8)))
+            self.check(model, "--batch", "2048", "--ubatch", "512", "--ctx", "16384", prompt=LONG_PROMPT * 4, n_predict=1900,
+                       tiers=((8, 16), (16, 8)))
 
     def test_daemon_killed_in_decode_and_restarted(self):
         reference = Host(harness.Q4_K, *SMALL, "--ctx", "2048", n_predict=1500).finish()

@@ -124,8 +124,19 @@ moecached_status Lane::read_stream(StreamHalf& half) {
   const LayerLayout& layer = mapping_->layout.layers[half.request.layer];
   const moecached_shm_part& part = layer.parts[half.request.part];
   const std::uint64_t bytes = half.experts.size() * part.expert_bytes;
-  const std::uint64_t room = mapping_->layout.model.stream_bytes_per_lane / 2;
-  if (half.buffer.bytes() < room) {
+  std::vector<std::uint64_t> places;
+  places.reserve(half.experts.size());
+  moecached_stream_end end{};
+  for (const std::uint16_t expert : half.experts) {
+    const moecached_shm_extent from = layer.place(half.request.part, expert);
+    places.push_back(half.request.in_place
+                         ? moecached_stream_place(&end, from.file, from.offset, part.expert_bytes)
+                         : places.size() * part.expert_bytes);
+  }
+  // What was asked of one daemon may be more than fits into a half of the next one's.
+  const std::uint64_t needed = half.request.in_place ? moecached_stream_bytes(end) : bytes;
+  const std::uint64_t room = std::max(needed, mapping_->layout.model.stream_bytes_per_lane / 2);
+  if (half.buffer.bytes() < needed) {
     half.buffer = Mapping(
         ::mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0),
         room);
@@ -134,14 +145,9 @@ moecached_status Lane::read_stream(StreamHalf& half) {
                   static_cast<unsigned long long>(room), error_name(errno));
     }
   }
-  std::uint64_t packed = 0;
-  moecached_stream_end end{};
-  for (const std::uint16_t expert : half.experts) {
-    const moecached_shm_extent from = layer.place(half.request.part, expert);
-    std::uint64_t at = packed;
-    packed += part.expert_bytes;
-    if (half.request.in_place) at = moecached_stream_place(&end, from.file, from.offset, part.expert_bytes);
-    if (const auto status = model_.files.read_part(from, part.expert_bytes, half.buffer.data() + at))
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const moecached_shm_extent from = layer.place(half.request.part, half.experts[i]);
+    if (const auto status = model_.files.read_part(from, part.expert_bytes, half.buffer.data() + places[i]))
       return status;
   }
   note_fallback(half.experts.size(), bytes);

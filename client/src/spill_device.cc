@@ -61,6 +61,7 @@ moecached_status SpillDevice::refresh(Connection& connection) {
   cuda().cuStreamSynchronize(stream_);
   if (lane_.attachment() != attachment_) {
     waves_.reset();
+    has_begun_layer_ = false;
     lane_.use_device_slots(0);
     mapping_ = lane_.mapping();
     has_slots_ = false;
@@ -329,6 +330,7 @@ bool SpillDevice::assign_scratch(const LayerLayout& layer, std::span<std::int32_
 moecached_status SpillDevice::resolve(std::uint32_t layer, const Lane::IdMatrix& ids, std::int32_t* slots_out,
                                       const moecached_spill_target& target) {
   waves_.give_up();
+  has_begun_layer_ = false;
   if (const auto status = lane_.resolve(layer, ids, slots_out)) return status;
   const ScopedContext current(*context_);
   if (const auto status = current.status()) return status;
@@ -380,6 +382,7 @@ SpillDevice::PartPlace SpillDevice::part_place(std::uint32_t layer, std::uint32_
 moecached_status SpillDevice::place(std::uint32_t layer, std::span<const std::int32_t> ids, std::size_t rows,
                                     const Bounce& bounce, std::span<Place> out) {
   waves_.give_up();
+  has_begun_layer_ = false;
   const LayerLayout& facts = layout().layers[layer];
   const std::uint64_t stride = facts.layer.slot_stride;
   slots_.resize(ids.size());
@@ -413,15 +416,18 @@ moecached_status SpillDevice::place(std::uint32_t layer, std::span<const std::in
 }
 
 moecached_status SpillDevice::begin_layer(std::uint32_t layer, std::span<const std::int32_t> experts) {
-  layer_ = layer;
+  has_begun_layer_ = false;
   experts_.assign(experts.begin(), experts.end());
   slots_.resize(experts.size());
   if (const auto status = lane_.resolve_resident(layer, experts_, slots_.data())) return status;
   waves_.begin_layer(layer, experts.size());
+  layer_ = layer;
+  has_begun_layer_ = true;
   return MOECACHED_OK;
 }
 
 moecached_status SpillDevice::load_part(std::uint32_t part, CUdeviceptr destination, CUevent ready) {
+  if (!has_begun_layer_) return fail(MOECACHED_E_ARGUMENT, "no layer has begun whose parts could be loaded");
   if (part >= layout().layers[layer_].parts.size())
     return fail(MOECACHED_E_ARGUMENT, "the model has no part %u in MoE layer %u", part, layer_);
   const ScopedContext current(*context_);

@@ -137,6 +137,7 @@ class SpillDevice {
   std::vector<std::int32_t> copied_;           // RAM slots in scratch slots, by scratch slot
   std::vector<CUdeviceptr> window_addresses_;  // of RAM slots, by layer; empty: not page-locked
   std::uint32_t layer_ = 0;                    // of begin_layer
+  bool has_begun_layer_ = false;
   std::vector<std::int32_t> experts_, slots_, absent_;
 };
 

@@ -145,7 +145,13 @@ class UringEngine final : public ReadEngine {
         wake_armed_ = false;
       } else {
         if (n_done == done.size()) break;
-        done[n_done++] = EngineDone{static_cast<std::uint32_t>(entry->user_data), entry->res};
+        int result = entry->res;
+        if (result ==
+            -ECANCELED) {  // by nobody here: the kernel has no worker for it (a limit on tasks, say)
+          std::fill(is_copied_.begin(), is_copied_.end(), false);
+          result = -EAGAIN;
+        }
+        done[n_done++] = EngineDone{static_cast<std::uint32_t>(entry->user_data), result};
       }
       ++n_seen;
     }

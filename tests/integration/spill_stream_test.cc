@@ -125,6 +125,26 @@ TEST_F(SpillStreamTest, AGuessThatWasWrongIsNotRepeated) {
   EXPECT_EQ(read, parts_of(client, 0) * kExperts);
 }
 
+TEST_F(SpillStreamTest, NoPartIsLoadedOfALayerThatHasNotBegun) {
+  start_spill();
+  SpillClient client(folder_, model_);
+  std::vector<std::byte> memory(1u << 20);
+  const auto load = [&] {
+    return moecached_spill_load_part(client.lane(), 0, reinterpret_cast<std::uint64_t>(memory.data()),
+                                     &memory);
+  };
+  EXPECT_EQ(load(), MOECACHED_E_ARGUMENT);
+  EXPECT_EQ(client.whole(0, {1, 2, 3}).wrong, 0u);
+  const std::vector<std::int32_t> none = {60000}, twice = {4, 4};
+  EXPECT_EQ(moecached_spill_begin_layer(client.lane(), 0, none.data(), 1), MOECACHED_E_ARGUMENT);
+  EXPECT_EQ(load(), MOECACHED_E_ARGUMENT) << "such an expert there is not";
+  EXPECT_EQ(moecached_spill_begin_layer(client.lane(), 1, twice.data(), 2), MOECACHED_E_ARGUMENT);
+  EXPECT_EQ(load(), MOECACHED_E_ARGUMENT);
+  EXPECT_EQ(moecached_spill_begin_layer(client.lane(), 9999, twice.data(), 1), MOECACHED_E_ARGUMENT);
+  EXPECT_EQ(load(), MOECACHED_E_ARGUMENT);
+  EXPECT_EQ(client.whole(1, all()).wrong, 0u);
+}
+
 TEST_F(SpillStreamTest, ALaneIsClosedWithAWaveUnderWay) {
   read_slowly();
   start_spill();

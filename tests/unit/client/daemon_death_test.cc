@@ -162,6 +162,29 @@ TEST_F(DaemonDeath, ReconnectMovesAllLanesAndStreams) {
   moecached_lane_close(other);
 }
 
+TEST_F(DaemonDeath, AHalfThatWasAskedForIsReadAlsoWhereTheNextDaemonsAreSmaller) {
+  TestModel::Shape shape = model_file_.shape();
+  shape.stream_half_bytes *= 2;
+  const TestModel larger(shape);
+  daemon_.reset();
+  daemon_ = std::make_unique<FakeDaemon>(socket_, larger, FakeOptions{.boot_epoch = 0x9999});
+  ASSERT_EQ(moecached_session_reconnect(session_), MOECACHED_OK) << moecached_last_error();
+  Ids experts;
+  while (experts.size() < moecached_stream_capacity(lane_, 0, 0))
+    experts.push_back(static_cast<std::int32_t>(experts.size()));
+  ASSERT_EQ(moecached_stream_begin(lane_, 0, 0, experts.data(), experts.size(), 0), MOECACHED_OK);
+  start_daemon({.boot_epoch = 0xaaaa});
+  ASSERT_EQ(moecached_session_reconnect(session_), MOECACHED_OK) << moecached_last_error();
+  ASSERT_LT(moecached_stream_capacity(lane_, 0, 0), experts.size());
+  const void* data = nullptr;
+  ASSERT_EQ(moecached_stream_wait(lane_, 0, &data), MOECACHED_OK) << moecached_last_error();
+  const std::uint64_t bytes = shape.part_bytes[0];
+  for (const std::int32_t expert : experts) {
+    const auto* at = static_cast<const std::byte*>(data) + static_cast<std::size_t>(expert) * bytes;
+    EXPECT_TRUE(model_file_.part_is(0, 0, static_cast<std::uint32_t>(expert), at)) << expert;
+  }
+}
+
 TEST_F(DaemonDeath, ReconnectRefusesADaemonThatDescribesTheModelInAnotherWay) {
   start_daemon(
       {.boot_epoch = 2, .spoil_model = [](ModelSegmentView view) { view.parts[4].file_offset += 1; }});

@@ -184,7 +184,8 @@ void Lane::attach(ModelMapping& mapping, Connection& connection, LaneBlock* bloc
   channel_ = LaneChannel(&connection, block);
   for (StreamHalf& half : halves_) {
     // What the last daemon streamed went away with its segment; this process's own buffer stays.
-    if (half.state == StreamHalf::State::kIdle || half.data == half.buffer.data()) continue;
+    if (half.state == StreamHalf::State::kIdle) continue;
+    if (half.state == StreamHalf::State::kReady && half.data == half.buffer.data()) continue;
     half.state = StreamHalf::State::kToReadHere;
   }
   // So that the new daemon can tell its operator what was read without one.

@@ -168,7 +168,12 @@ TEST_F(DaemonDeath, AHalfThatWasAskedForIsReadAlsoWhereTheNextDaemonsAreSmaller)
   const TestModel larger(shape);
   daemon_.reset();
   daemon_ = std::make_unique<FakeDaemon>(socket_, larger, FakeOptions{.boot_epoch = 0x9999});
-  ASSERT_EQ(moecached_session_reconnect(session_), MOECACHED_OK) << moecached_last_error();
+  moecached_lane_close(lane_);
+  moecached_model_close(model_);
+  moecached_session_close(session_);
+  ASSERT_EQ(open_session(), MOECACHED_OK) << moecached_last_error();
+  ASSERT_EQ(open_model(), MOECACHED_OK) << moecached_last_error();
+  ASSERT_EQ(moecached_lane_open(model_, &lane_), MOECACHED_OK) << moecached_last_error();
   Ids experts;
   while (experts.size() < moecached_stream_capacity(lane_, 0, 0))
     experts.push_back(static_cast<std::int32_t>(experts.size()));

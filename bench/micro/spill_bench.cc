@@ -15,36 +15,20 @@
 #include <thread>
 #include <vector>
 
+#include "bench/micro/client.h"
 #include "daemon/platform/cuda_driver.h"
+
+using moecached::bench::check;
+using moecached::bench::parse_uuid;
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-void check(moecached_status status) {
-  if (status == MOECACHED_OK) return;
-  std::fprintf(stderr, "spill_bench: %s\n", moecached_last_error());
-  std::exit(1);
-}
-
 void check_cuda(CUresult result, const char* what) {
   if (result == CUDA_SUCCESS) return;
   std::fprintf(stderr, "spill_bench: %s: %d\n", what, static_cast<int>(result));
   std::exit(1);
-}
-
-// "GPU-01234567-89ab-..." as nvidia-smi -L prints it.
-bool parse_uuid(std::string_view text, std::uint8_t (&uuid)[16]) {
-  if (!text.starts_with("GPU-")) return false;
-  std::size_t digits = 0;
-  for (const char c : text.substr(4)) {
-    if (c == '-') continue;
-    const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-    if (value < 0 || digits == 32) return false;
-    uuid[digits / 2] = static_cast<std::uint8_t>(uuid[digits / 2] << 4 | value);
-    ++digits;
-  }
-  return digits == 32;
 }
 
 struct Bench {

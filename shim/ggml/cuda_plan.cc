@@ -8,15 +8,6 @@ namespace moecached::shim {
 namespace {
 
 constexpr std::size_t kPitchAlignment = 256;  // what CUDA aligns allocations to
-// Batches that are fetched for: those that stock's matrix-vector kernels take, which do not care how many
-// slots a tensor has, and read an expert anew for each of its tokens.
-constexpr int64_t kFetchTokens = 8;
-
-int weight_source_of(const ggml_tensor& node) {
-  if (node.op == GGML_OP_MUL_MAT_ID) return 0;
-  if (node.op == GGML_OP_ADD_ID) return 1;
-  return -1;
-}
 
 void set_shape(ggml_tensor& tensor, int64_t ne0, int64_t ne1, int64_t ne2) {
   tensor.type = GGML_TYPE_I32;
@@ -34,6 +25,12 @@ std::size_t row_bytes(const ggml_tensor& ids) {
 }
 
 }  // namespace
+
+int weight_source_of(const ggml_tensor& node) {
+  if (node.op == GGML_OP_MUL_MAT_ID) return 0;
+  if (node.op == GGML_OP_ADD_ID) return 1;
+  return -1;
+}
 
 std::shared_ptr<SlotsNode> SlotsNodePool::get(const SlotsKey& key, uint32_t layer, const ggml_tensor& ids) {
   if (const auto found = nodes_.find(key); found != nodes_.end()) return found->second;
@@ -109,7 +106,7 @@ std::size_t CudaPlan::row_of(const GpuWindow& window, const ggml_tensor& ids, st
     if (row.ids == &ids && row.window->layer == window.layer && row.window->model == window.model) return i;
   }
   rows_.push_back(
-      {&window, &ids, share_of(window.model), position, 0, ids.ne[1] <= kFetchTokens, 0, false, nullptr});
+      {&window, &ids, share_of(window.model), position, 0, ids.ne[1] <= kVectorTokens, 0, false, nullptr});
   return rows_.size() - 1;
 }
 

@@ -44,6 +44,13 @@
 
 namespace moecached::shim {
 
+// Batches that stock's matrix-vector kernels take, which do not care how many slots a tensor has, and read an
+// expert anew for each of its tokens.
+inline constexpr int64_t kVectorTokens = 8;
+
+// Where an expert operation has its weights: 0 or 1, the ids are source 2; -1: it is none.
+int weight_source_of(const ggml_tensor& node);
+
 // The inserted tensors of one layer.
 struct SlotsNode {
   ggml_tensor table = {};    // I32 {1, experts, tokens}, the same table for every token: nb[2] = 0

@@ -16,18 +16,9 @@ namespace moecached::shim {
 namespace {
 
 constexpr std::size_t kPlans = 32;
-// Batches that stock's matrix-vector kernels take, which do not care how many slots a tensor has.
-constexpr int64_t kSlotsRows = 8;
 constexpr int64_t kIdsMax = 128;  // of one layer, in slots
 constexpr std::size_t kSlotsPitch = kIdsMax * sizeof(int32_t);
-constexpr std::size_t kLayersMax = 4096;  // of a model, as the daemon serves them
-constexpr std::size_t kReadPast = 4096;   // what kernels may read past the last expert
-
-int weight_source_of(const ggml_tensor& node) {
-  if (node.op == GGML_OP_MUL_MAT_ID) return 0;
-  if (node.op == GGML_OP_ADD_ID) return 1;
-  return -1;
-}
+constexpr std::size_t kReadPast = 4096;  // what kernels may read past the last expert
 
 const ServedTensor* spilled(const ggml_tensor& node, int source) {
   if (source < 0 || (node.flags & GGML_TENSOR_FLAG_COMPUTE) == 0 || !is_in_weight_buffer(node.src[source]))
@@ -79,7 +70,7 @@ SpillRunner::Lane* SpillRunner::lane_of(const ServedTensor& served) {
   lane->ready = device->iface.event_new(device);
   lane->foreign = make_foreign_buffer(device);
   lane->refuses_waits = !is_wait_wanted();
-  const bool has_slots = grow(lane->slots, kLayersMax * kSlotsPitch, "expert slots");
+  const bool has_slots = grow(lane->slots, SpillWaitPlan::kLayersMax * kSlotsPitch, "expert slots");
   if (lane->ready == nullptr)
     say("no experts on %s: this build of llama.cpp makes no CUDA events (GGML_CUDA_NO_PEER_COPY)", name);
   if (lane->ready == nullptr || !has_slots) {
@@ -319,7 +310,7 @@ ggml_status SpillRunner::run_whole(const Plan& plan, Cut& cut) {
   ++Session::instance().counters().cut_layers;
   note(cut, Path::kWhole);
   // A few tokens are computed by fused kernels, which take gate and up at once.
-  const bool at_once = cut.ids->ne[1] <= kSlotsRows;
+  const bool at_once = cut.ids->ne[1] <= kVectorTokens;
   int at = cut.position();
   for (Operation& operation : cut.operations) {
     if (!load_whole(cut, operation)) return GGML_STATUS_FAILED;
@@ -343,7 +334,7 @@ ggml_status SpillRunner::run(Plan& plan) {
       say("%s: expert ids of another layout than this plugin knows", cut.ids->name);
       return GGML_STATUS_FAILED;
     }
-    bool too_many = cut.ids->ne[1] > kSlotsRows || cut.ids->ne[0] * cut.ids->ne[1] > kIdsMax;
+    bool too_many = cut.ids->ne[1] > kVectorTokens || cut.ids->ne[0] * cut.ids->ne[1] > kIdsMax;
     if (!too_many && place_slots(cut, &too_many)) {
       note(cut, Path::kSlots);
       changed = cut.changed;

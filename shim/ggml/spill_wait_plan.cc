@@ -6,8 +6,6 @@
 namespace moecached::shim {
 namespace {
 
-// Batches that stock's matrix-vector kernels take, which do not care how many slots a tensor has.
-constexpr int64_t kRowsMax = 8;
 constexpr int64_t kIdsMax = SpillWaitPlan::kPitch / sizeof(int32_t);
 
 }  // namespace
@@ -16,7 +14,7 @@ bool SpillWaitPlan::is_possible(std::span<const Layer> layers) {
   std::vector<bool> seen(kLayersMax);
   for (const Layer& layer : layers) {
     const ggml_tensor& ids = *layer.ids;
-    if (ids.type != GGML_TYPE_I32 || ids.nb[0] != sizeof(int32_t) || ids.ne[1] > kRowsMax ||
+    if (ids.type != GGML_TYPE_I32 || ids.nb[0] != sizeof(int32_t) || ids.ne[1] > kVectorTokens ||
         ids.ne[0] * ids.ne[1] > kIdsMax || layer.layer >= kLayersMax || seen[layer.layer]) {
       return false;
     }

@@ -2,10 +2,9 @@
 // in waves of half the buffer, and while one wave is waited for and copied to the GPU the next one is under
 // way.
 //
-//   layer l, part 0: | wave | wave | w. |  part 1: | wave | ...  last part: | w. |  layer l + 1, part 0: |
-//   wave |
-//                                        ^ posted before part 1 is asked for     ^ posted before l + 1 is
-//                                        known of
+//   layer l, part 0: | wave | wave | w. |  part 1: | wave | ...  layer l + 1, part 0: | wave |
+//                                        ^ posted before part 1  ^ posted before l + 1 is known of
+//                                          is asked for
 //
 // All parts of a layer need the same experts, and come in the order in which the last layer's were asked for.
 // What the next layer needs is a guess: where a batch used most experts of this one, those of the next that
